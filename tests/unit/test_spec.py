@@ -18,19 +18,14 @@ from vcasgd.errors import SpecError
 from vcasgd.limits import MAX_DEPTH, MAX_DIGITS, MAX_TEXT, MAX_VALUES
 from vcasgd.spec.job import LENGTHS, JobSpec
 from vcasgd.spec.sections import Evaluate
-from vcasgd.spec.update import RoundsSpec, Staleness
+from vcasgd.spec.update import RoundsSpec
 from vcasgd.spec.values import parse_duration
 
-LEAST: dict[str, Any] = {
-    "name": "digits",
-    "task": "train:Digits",
-    "epochs": 20,
-    "subtasks_per_epoch": 15,
-}
+LEAST: dict[str, Any] = {"name": "digits", "task": "train:Digits", "epochs": 20}
 
 
 def spec(**fields: Any) -> JobSpec:
-    return JobSpec.parse({**LEAST, **fields})
+    return JobSpec.parse({**LEAST, "subtasks_per_epoch": 15, **fields})
 
 
 def nested(depth: int) -> list[Any]:
@@ -53,30 +48,8 @@ def test_defaults() -> None:
     job = spec()
 
     assert job.update == RoundsSpec(codec="auto")
-    assert (job.push_interval, job.keeps_optimizer) == (2, True)
-    assert (job.push_every, job.seed, job.max_epoch_lead, job.working_dir) == (None, 0, 1, ".")
-    assert (job.workers.min, job.workers.max, job.workers.pools) == (1, 4, None)
-    assert (job.priority, job.weight) == ("normal", 1.0)
-    assert (job.checkpoint.every, job.checkpoint.keep) == (timedelta(minutes=5), 3)
-    assert (job.stop.accuracy, job.stop.max_duration) == (None, None)
-    assert job.known_subtasks == 300
-    assert JobSpec.parse({**LEAST, "subtasks_per_epoch": None}).known_subtasks is None
-
-
-def test_the_rule_is_optional() -> None:
+    assert (job.push_interval, job.keeps_optimizer, job.known_subtasks) == (2, True, 300)
     assert spec(update={"codec": "int8"}).update == RoundsSpec(codec="int8")
-
-
-@pytest.mark.parametrize(
-    ("fields", "a"),
-    [
-        ({"function": "polynomial"}, 0.5),
-        ({"function": "hinge"}, 10.0),
-        ({"function": "hinge", "a": 2}, 2.0),
-    ],
-)
-def test_the_default_steepness_is_that_of_the_paper(fields: dict[str, Any], a: float) -> None:
-    assert Staleness.model_validate(fields).a == a
 
 
 @pytest.mark.parametrize(
@@ -111,74 +84,38 @@ def test_the_json_schema_helps_an_editor_with_lengths_and_evaluations() -> None:
         ({"epocs": 3, "worker": {}}, "epocs", r"; worker: .* field \(did you mean workers\?\)"),
         ({"update": {"gain": 1}}, "update.gain", r"known fields: codec, rule"),
         ({"workers": {"mx": 1}}, "workers.mx", r"did you mean max\?"),
-        (
-            {"update": {"rule": "async-local-sgd", "staleness": {"c": 1}}},
-            "update.staleness.c",
-            r"known fields: a, b, function",
-        ),
+        ({"update": {"rule": "sma", "staleness": {"c": 1}}}, "update.staleness.c", "a, b, func"),
         ({"priority": "urgent"}, "priority", "must be 'low', 'normal' or 'high'; not 'urgent'"),
-        ({"weight": 0}, "weight", "must be greater than or equal to 0.01; not 0"),
         ({"update": {"rule": "sgd"}}, "update.rule", "unknown rule 'sgd' .*'async-local-sgd'"),
         ({"update": "vc-asgd"}, "update", "must be a mapping of fields, not 'vc-asgd'"),
         ({"workers": 4}, "workers", "must be a mapping of fields, not 4 .its fields: min, max, "),
         ({"args": 4}, "args", "must be a mapping; not 4"),
-        (
-            {"update": {"rule": "vc-asgd", "alpha": 1}},
-            "update.alpha",
-            "between 0 and 1, exclusive, .* not 1$",
-        ),
+        ({"update": {"rule": "vc-asgd", "alpha": 1}}, "update.alpha", "between 0 and 1, .* not 1$"),
         ({"update": {"alpha": 0.9}}, "update.alpha", "rule rounds has .*that has it: vc-asgd.$"),
-        (
-            {"update": {"rule": "vc-asgd", "codec": "int8"}},
-            "update.codec",
-            "must be 'float32' or 'bfloat16'",
-        ),
-        (
-            {"update": {"rule": "async-local-sgd", "codec": "gzip"}},
-            "update.codec",
-            "must be 'float32', 'bfloat16', 'int8', 'int2', 'topk', 'partition'",
-        ),
-        (
-            {"update": {"rule": "sma", "staleness": {"a": float("inf")}}},
-            "update.staleness.a",
-            "finite number",
-        ),
+        ({"update": {"rule": "vc-asgd", "codec": "int8"}}, "update.codec", "32' or 'bfloat16'"),
+        ({"update": {"codec": "gzip"}}, "update.codec", "'int8', .* or 'rows'; not 'gzip'"),
+        ({"update": {"rule": "sma", "staleness": {"a": math.inf}}}, "update.staleness.a", "finite"),
         ({"push_every": 0}, "push_every", "number of local steps above 0 or the word subtask; not"),
         ({"push_every": True}, "push_every", "not True"),
         ({"name": "My Job"}, "name", "'My Job' is not a name .*lowercase"),
         ({"task": "train"}, "task", r"neither module:Class nor a script .*\(for example train:My"),
         ({"task": "../train.py"}, "task", "'../train.py' is neither module:Class nor a script"),
-        ({"task": "/code/train.py"}, "task", "is neither module:Class nor a script"),
         ({"epochs": 0}, "epochs", "must be greater than or equal to 1; not 0"),
         ({"max_samples": 5}, "max_samples", r"can't be set together with epochs \(remove one"),
-        ({"max_steps": 5}, "max_steps", "can't be set together with epochs"),
         ({"epochs": None, "max_samples": 1, "max_steps": 1}, "max_steps", "with max_samples"),
         ({"epochs": None}, "epochs", r"is required \(set one of epochs, max_samples, max_steps"),
         ({"workers": {"min": 5, "max": 2}}, "workers", r"min \(5\) is larger than max \(2\)"),
-        (
-            {"workers": {"on_demand_min": 5}},
-            "workers",
-            r"on_demand_min \(5\) is larger than max \(4\)",
-        ),
+        ({"workers": {"on_demand_min": 5}}, "workers", r"on_demand_min \(5\) is larger than max"),
         ({"labels": "eu-only"}, "labels", r"a list of labels such as \[confidential"),
         ({"labels": ["EU only"]}, "labels.0", "should match pattern"),
         ({"data": {"labels": [1]}}, "data.labels", "a list of labels"),
         ({"workers": {"pools": []}}, "workers.pools", "must be a list of at least one"),
         ({"workers": {"pools": "aws"}}, "workers.pools", "not 'aws'"),
-        ({"stop": {"accuracy": 91}}, "stop.accuracy", "must be less than or equal to 1; not 91"),
         ({"stop": {"metric": {"mode": "min"}}}, "stop.metric.name", "is required"),
         ({"stop": {"metric": ["loss"]}}, "stop.metric", "must be a mapping of fields"),
         ({"stop": {"metric": "rouge"}}, "stop.metric", "write {name: rouge, mode: min}, or mode"),
-        (
-            {"stop": {"accuracy": 0.9, "metric": {"name": "loss", "mode": "min"}}},
-            "stop",
-            "accuracy and metric are both set; remove one of them",
-        ),
-        (
-            {"evaluate": {"every": 500}},
-            "evaluate.every",
-            "needs a unit, such as 500 steps, .* not 500",
-        ),
+        ({"stop": {"accuracy": 0.9, "metric": "loss"}}, "stop", "accuracy and metric are both set"),
+        ({"evaluate": {"every": 500}}, "evaluate.every", "a unit, such as 500 steps, .* not 500"),
         ({"evaluate": {"every": "500"}}, "evaluate.every", "must be epoch, a number of steps or"),
         ({"evaluate": {"every": "5 epochs"}}, "evaluate.every", "not '5 epochs'"),
         ({"evaluate": {"every": "0 steps"}}, "evaluate.every", "from 1 to .* steps; not '0 steps'"),
@@ -186,11 +123,6 @@ def test_the_json_schema_helps_an_editor_with_lengths_and_evaluations() -> None:
         ({"evaluate": {"each": "epoch"}}, "evaluate.each", r"no such field \(known fields: every"),
         ({"tuning": {"local_steps": "yes"}}, "tuning.local_steps", "true or false; not 'yes'"),
         ({"tuning": {"learners_per_machine": 0}}, "tuning.learners_per_machine", "greater than"),
-        (
-            {"tuning": {"learners_per_machine": True}},
-            "tuning.learners_per_machine",
-            "a whole number; not True",
-        ),
         ({"tuning": {"speed": True}}, "tuning.speed", "there is no such field"),
         ({"checkpoint": {"every": "5x"}}, "checkpoint.every", "'5x' is not a duration"),
         ({"args": {"x": float("nan")}}, "args", "has a number that is not finite"),
@@ -217,7 +149,16 @@ def test_a_mistake_is_explained(fields: dict[str, Any], field: str, message: str
     assert str(caught.value).startswith(f"{field}: ")
 
 
-@pytest.mark.parametrize("field", sorted(LEAST.keys() - {"subtasks_per_epoch"}))
+def test_a_value_that_costs_too_much_is_not_written_out() -> None:
+    class Huge(list[Any]):
+        def __repr__(self) -> str:
+            raise AssertionError("it takes a minute")
+
+    with pytest.raises(SpecError, match="deeper than"):
+        spec(args={"x": [Huge(), nested(230)]})
+
+
+@pytest.mark.parametrize("field", LEAST)
 def test_required_fields(field: str) -> None:
     fields = {key: value for key, value in LEAST.items() if key != field}
 
@@ -226,15 +167,12 @@ def test_required_fields(field: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("length", "text"),
-    [
-        ({"epochs": 10}, "10 epochs"),
-        ({"max_samples": 50_000}, "50000 samples"),
-        ({"max_steps": 300}, "300 steps"),
-    ],
-)
-def test_a_job_has_one_length(length: dict[str, int], text: str) -> None:
-    job = JobSpec.parse({"name": "digits", "task": "train:Digits", **length})
+    ("field", "number", "text"),
+    [("epochs", 10, "10 epochs"), ("max_samples", 50_000, "50000 samples"),
+     ("max_steps", 300, "300 steps")],
+)  # fmt: skip
+def test_a_job_has_one_length(field: str, number: int, text: str) -> None:
+    job = JobSpec.parse({"name": "digits", "task": "train:Digits", field: number})
 
     assert job.length == text
     assert job.known_subtasks is None
@@ -332,7 +270,6 @@ class TestLoad:
     @pytest.mark.parametrize(
         ("text", "message"),
         [
-            ("name: [", "is not YAML"),
             ("", r"does not contain a job \(write at least name, task"),
             ("- a", "does not contain a job"),
             ("name: a\nseed: -1", r"task: is required; seed: must be "),

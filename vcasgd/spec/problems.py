@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import reprlib
 import textwrap
 from collections.abc import Iterable
 from typing import Any, get_args
@@ -15,6 +16,9 @@ from vcasgd.spec.update import RULES
 
 #: Errors of other fields in one message.
 MAX_OTHERS = 5
+#: Writes the beginning of a value: lists in lists can have more values than memory holds.
+_BEGINNING = reprlib.Repr()
+_BEGINNING.maxlevel, _BEGINNING.maxstring, _BEGINNING.maxother = 3, 60, 60
 #: Plain text for pydantic's error types.
 _KINDS = {
     "int_type": "must be a whole number",
@@ -122,6 +126,8 @@ def _spec_error(details: ErrorDetails, model: type[BaseModel]) -> SpecError:
 
 def _value_problem(details: ErrorDetails, model: type[BaseModel]) -> tuple[str, str | None]:
     """Return the message and the remedy of a value of the wrong kind or size."""
+    if details["type"] == "value_error":
+        return expected(details), None
     value = _short(details["input"])
     match details["type"]:
         case "model_type" | "model_attributes_type":
@@ -129,8 +135,6 @@ def _value_problem(details: ErrorDetails, model: type[BaseModel]) -> tuple[str, 
             return f"must be a mapping of fields, not {value}", f"its fields: {known}"
         case "tuple_type" | "too_short":
             return f"must be a list of at least one item, not {value}", None
-        case "value_error":
-            return expected(details), None
         case _:
             return f"{expected(details)}; not {value}", None
 
@@ -171,4 +175,4 @@ def _fields_at(model: Any, path: tuple[str | int, ...]) -> Iterable[str]:
 
 
 def _short(value: object) -> str:
-    return textwrap.shorten(repr(value), 60, placeholder=" …")
+    return textwrap.shorten(_BEGINNING.repr(value), 60, placeholder=" …")
