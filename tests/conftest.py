@@ -20,7 +20,6 @@ TESTS = Path(__file__).parent
 #: other, because many stacks at a time would keep two cores so busy that leases expire.
 WHOLE_STACKS = (
     "chaos",
-    "bench/test_goodput.py",
     "cli/test_demo.py",
     "terraform/test_terraform_local.py",
 )

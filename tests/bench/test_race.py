@@ -1,9 +1,8 @@
-"""``benchmarks/race``: faults, figures of a run, machines, what is left, and the report."""
+"""``benchmarks/race``: faults, and figures of a run."""
 
 from __future__ import annotations
 
 import importlib
-import json
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,20 +10,9 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
-from support.processes import is_alive
-from support.waiting import await_truth
 
 FOLDER = Path(__file__).resolve().parents[2] / "benchmarks"
-MODULES = (
-    "cluster",
-    "entrants",
-    "environments",
-    "faults",
-    "machine",
-    "markdown",
-    "outcomes",
-    "race_report",
-)
+MODULES = ("faults", "outcomes")
 
 
 @pytest.fixture
@@ -107,10 +95,9 @@ def test_a_run_without_progress_at_its_end_hangs(race: Any) -> None:
     seen = seen_with_a_loss(race)
     seen.window = (100.0, 150.0)
 
-    assert (
-        race.outcomes.figures(seen, race.outcomes.Workload(batch=1, pace_ms=100.0))["ended"]
-        == "hung"
-    )
+    row = race.outcomes.figures(seen, race.outcomes.Workload(batch=1, pace_ms=100.0))
+
+    assert row["ended"] == "hung"
 
 
 def test_a_model_that_goes_back_to_a_checkpoint_loses_samples(race: Any) -> None:
@@ -122,89 +109,3 @@ def test_a_model_that_goes_back_to_a_checkpoint_loses_samples(race: Any) -> None
 
     assert observations.samples(1.0, 4.0) == 200
     assert observations.samples(2.0, 3.0) == -100
-
-
-# -- machines ----------------------------------------------------------------------------------
-
-SCRIPT = """
-import json, pathlib, subprocess, sys, time
-given = dict(zip(sys.argv[1::2], sys.argv[2::2]))
-if given["--role"] == "worker":
-    child = subprocess.Popen(["sleep", "600"], start_new_session=True)
-    path = pathlib.Path(given["--folder"]) / "progress" / (given["--machine"] + ".jsonl")
-    rows = [{"at": time.time(), "kind": "step"}]
-    rows.append({"at": time.time(), "kind": "commit", "total": 64, "child": child.pid})
-    path.write_text("".join(json.dumps(row) + chr(10) for row in rows))
-time.sleep(600)
-"""
-
-
-def test_killed_machines_are_replaced_and_none_is_left(
-    race: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    cluster_module = race.cluster
-    (tmp_path / "peer.py").write_text(SCRIPT)
-    monkeypatch.setattr(cluster_module, "WORKERS", tmp_path)
-    monkeypatch.setattr(cluster_module, "python_of", lambda _: sys.executable)
-    entrant = race.entrants.Entrant("peer", "", "", script="peer.py", environment="peer")
-    workload = race.outcomes.Workload(workers=2)
-    cluster = cluster_module.PeerCluster(entrant, workload, tmp_path, tmp_path)
-    cluster.start()
-    try:
-        # Given machines that contribute
-        await_truth(lambda: len(cluster.contributors()) == 2)
-
-        # When one is killed, one gets a notice, and the coordinator dies
-        first, second = cluster.contributors()
-        cluster.kill([first])
-        cluster.notice(second, 0.1)
-        cluster.kill_coordinator(0)
-
-        # Then others take their places
-        await_truth(lambda: cluster.contributors() == ["machine-2", "machine-3"])
-        assert len(cluster.observations().losses) == 2
-    finally:
-        cluster.close()
-    children = [
-        json.loads(path.read_text().splitlines()[1])["child"]
-        for path in (tmp_path / "progress").iterdir()
-    ]
-    assert len(children) == 4
-    assert not any(is_alive(child) for child in children)
-
-
-# -- results and report ------------------------------------------------------------------------
-
-
-def make_row(race: Any, contender: str, column: str, number: int = 0, **content: Any) -> Any:
-    usual = {
-        "ended": "ok",
-        "samples_per_s": 2000.0,
-        "share": 0.8,
-        "target_s": 30.0,
-        "accuracy": 0.99,
-        "faults": 1,
-        "missed": 0,
-        "longest_pause_s": 1.0,
-        "replaced_s": [4.0],
-        "bytes_per_s": 1e6,
-        "repeated": None,
-    }
-    heat = race.outcomes.Heat(contender, column, number)
-    return race.outcomes.make_row(heat, race.outcomes.Workload(), {**usual, **content})
-
-
-def test_an_interrupted_race_continues(race: Any, tmp_path: Path) -> None:
-    path, workload = tmp_path / "race.jsonl", race.outcomes.Workload()
-    race.outcomes.append_row(make_row(race, "ours", "kill", ended="hung"), path)
-    race.outcomes.append_row(make_row(race, "ours", "kill"), path)
-
-    rows = race.outcomes.read_rows(path)
-    left = race.outcomes.missing(["ours", "one-machine"], ["kill"], 2, workload, rows)
-
-    assert [row["ended"] for row in rows] == ["ok"]
-    assert [(heat.contender, heat.number) for heat in left] == [
-        ("one-machine", 0), ("ours", 1), ("one-machine", 1),
-    ]  # fmt: skip
-    longer = race.outcomes.Workload(seconds=90.0)
-    assert len(list(race.outcomes.missing(["ours"], ["kill"], 2, longer, rows))) == 2

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import importlib
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from support.waiting import await_truth
 
 from vcasgd.chaos.scenario import schedule
 
@@ -60,15 +58,3 @@ def test_what_grows_is_a_leak(
     found = soak.leaks(sampler)
 
     assert found == ([message] if message else [])
-
-
-def test_a_process_that_is_left_is_found(soak: Any, tmp_path: Path) -> None:
-    argv = [sys.executable, "-c", "import time; time.sleep(600)", str(tmp_path / "home")]
-    process = subprocess.Popen(argv)
-    try:
-        await_truth(lambda: bool(soak.leftovers(tmp_path / "home")))
-    finally:
-        process.kill()
-        process.wait()
-
-    assert not soak.leftovers(tmp_path / "home")
