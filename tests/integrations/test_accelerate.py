@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from support.batches import batches
+from support.batches import trained_on
 from torch import nn
 from torch.nn import functional as F
 from torch.utils.data import default_collate
@@ -17,7 +17,6 @@ from torch.utils.data import default_collate
 import vcasgd
 from vcasgd.errors import SpecError, UserCodeError
 from vcasgd.learning.rates import Rates
-from vcasgd.learning.training import train
 from vcasgd.session.script import ScriptTask, load
 from vcasgd.task.place import Place
 
@@ -72,11 +71,9 @@ def trained_interval(task: ScriptTask, batch: int, count: int, epoch_steps: int)
     model = task.network
     assert model is not None
     own = task.optimizer(list(model.parameters()))
-    rates, indices = Rates(task, own), torch.arange(count * batch).numpy()
-    interval = train(
-        *(task, model, own, batches(task, task.dataset("train"), indices, batch), "cpu"),
-        should_stop=lambda: False,
-        on_step=lambda: None,
+    rates = Rates(task, own)
+    interval = trained_on(
+        *(task, model, own, count * batch, batch),
         before_step=lambda done: rates.follow(Place((done // batch + 0.5) / (4 * epoch_steps))),
     )
     assert (interval.samples, interval.steps) == (count * batch, count)
@@ -92,23 +89,19 @@ def assert_same(ours: nn.Module, theirs: nn.Module, first: nn.Module) -> None:
         assert not torch.equal(own, before)
 
 
-def test_local_steps_are_those_of_the_loop(start: Callable[..., ScriptTask]) -> None:
-    example = start()
-    expected = trained_loop(example, 32, count=5, epoch_steps=45)
-    assert_same(trained_interval(example, 32, 5, epoch_steps=45), expected, example.model())
-
-
-@pytest.mark.parametrize("batch", [128, 50, 32, 3])
-def test_accumulated_steps_are_those_of_the_whole_batch(
-    start: Callable[..., ScriptTask], batch: int
+@pytest.mark.parametrize(
+    ("accumulate", "batch", "epoch_steps"),
+    [(1, 32, 45), (4, 128, 12), (4, 50, 12), (4, 32, 12), (4, 3, 12)],
+)
+def test_local_steps_are_those_of_the_loop(
+    start: Callable[..., ScriptTask], accumulate: int, batch: int, epoch_steps: int
 ) -> None:
-    # Given a loop that accumulates the gradients of 4 batches of 32
-    example = start(accumulate=4)
-    assert example.batch_size == 128
+    """In a smaller part of the job's batch, a step has fewer batches of the loop."""
+    example = start(accumulate=accumulate)
+    assert example.batch_size == 32 * accumulate
 
-    # When a worker has a smaller part of the batch, then its steps have fewer batches
-    expected = trained_loop(example, batch, count=5, epoch_steps=12)
-    assert_same(trained_interval(example, batch, 5, epoch_steps=12), expected, example.model())
+    expected = trained_loop(example, batch, count=5, epoch_steps=epoch_steps)
+    assert_same(trained_interval(example, batch, 5, epoch_steps), expected, example.model())
 
 
 def test_steps_of_a_scaler_are_those_of_a_loop_with_it(

@@ -1,68 +1,35 @@
-"""The examples of all integrations learn with two workers, also when workers are killed."""
+"""The examples of all integrations learn with two workers, although workers are killed."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from support.examples import finish_although_workers_die
 from support.harness import Harness
+from support.waiting import await_truth
 
-from vcasgd.fleet.histories import always
-from vcasgd.simulation.job import Conditions, Simulation
 from vcasgd.spec.job import JobSpec
-from vcasgd.task.task import load_task
+from vcasgd.store.ledger.job import JobState
 
+#: Seconds for a whole example on a busy machine.
+EXAMPLE_SECONDS = 600
 EXAMPLES = Path(__file__).parents[2] / "examples"
-#: Library that each example needs.
-LIBRARIES = {
-    "accelerate": "accelerate",
-    "huggingface": "transformers",
-    "lightning": "lightning",
-    "sft": "trl",
-}
+#: Libraries that examples of other names need.
+LIBRARIES = {"huggingface": "transformers", "sft": "trl"}
 
 
 @pytest.fixture
 def folder(example: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """Return an example's folder; trainers use one thread, and write elsewhere."""
-    pytest.importorskip(LIBRARIES[example], reason="needs the extra of this integration")
+    pytest.importorskip(LIBRARIES.get(example, example), reason="needs its library")
     monkeypatch.chdir(tmp_path)
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield EXAMPLES / example
     torch.set_num_threads(before)
-
-
-@pytest.mark.parametrize(
-    ("example", "args", "every", "bounds"),
-    [
-        ("lightning", {}, 10, {"accuracy": 0.93, "loss": 0.3}),
-        pytest.param(
-            *("huggingface", {"epochs": 4}, 4, {"accuracy": 0.9, "loss": 0.5}),
-            marks=pytest.mark.extended,
-        ),
-        pytest.param(
-            *("sft", {}, 10, {"loss": 0.3}), marks=[pytest.mark.extended, pytest.mark.slow]
-        ),
-    ],
-)
-@pytest.mark.ci
-def test_the_example_learns_with_two_workers(
-    folder: Path, args: dict[str, Any], every: int, bounds: dict[str, float]
-) -> None:
-    job = JobSpec.load(folder / "job.yaml")
-    job = job.model_copy(update={"args": {**job.args, **args}})
-    make_task = partial(load_task, job.task, job.args, folder)
-
-    (point,) = Simulation(job, make_task, Conditions(always(2)), evaluate_every=every).run().points
-
-    assert point.metrics.get("accuracy", 1.0) >= bounds.get("accuracy", 0.0)
-    assert point.metrics["loss"] < bounds["loss"]
 
 
 @pytest.mark.extended
@@ -85,7 +52,19 @@ def test_the_example_learns_although_two_workers_are_killed(
     args: dict[str, Any],
     bounds: dict[str, float],
 ) -> None:
-    done = finish_although_workers_die(harness, folder, samples=samples, epochs=epochs, args=args)
+    spec = JobSpec.load(folder / "job.yaml").model_copy(update={"epochs": epochs, "args": args})
+    harness.start_server()
+    harness.start_job_loop()
+    job = harness.submit(folder, **spec.model_dump(mode="json", exclude={"name", "working_dir"}))
+    # One worker after the other is killed and replaced, the second one three epochs later.
+    for nth, killed in enumerate(harness.start_workers(job, 2)):
+        await_truth(lambda nth=nth: harness.applied(job) > samples * (1 + 3 * nth))
+        harness.workers[killed].kill()
+        harness.start_worker(job)
+    await_truth(lambda: harness.jobs.get(job).state is JobState.SUCCEEDED, EXAMPLE_SECONDS)
+
+    done = harness.jobs.get(job)
+    assert (done.totals["samples"], done.totals["repeated"]) == (epochs * samples, 0)
     assert done.best is not None
     assert done.best.metrics.get("accuracy", 1.0) >= bounds.get("accuracy", 0.0)
     assert done.best.metrics["loss"] < bounds.get("loss", float("inf"))

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from support.batches import batches
+from support.batches import trained_on
 from support.repeated import Machine, assert_not_repeated
 from torch import nn
 from torch.utils.data import SequentialSampler
 
 from vcasgd.errors import SpecError
 from vcasgd.learning.rates import Rates
-from vcasgd.learning.training import train
 from vcasgd.spec.job import JobSpec
 from vcasgd.task.place import Place
 from vcasgd.task.task import Task, load_task
@@ -38,6 +38,18 @@ def example(**args: Any) -> Task:
     return load_task("train:task", args, EXAMPLE)
 
 
+def changed(change: Callable[[Any], object], **args: Any) -> Any:
+    """Return the task of the example, whose trainer is changed before it is used."""
+    made: Any = example(**args)
+
+    def make_trainer() -> Any:
+        trainer = made._make_trainer()
+        change(trainer)
+        return trainer
+
+    return type(made)(make_trainer)
+
+
 def without_dropout(model: nn.Module) -> nn.Module:
     for module in model.modules():
         if isinstance(module, nn.Dropout):
@@ -49,15 +61,11 @@ def without_dropout(model: nn.Module) -> nn.Module:
 @pytest.mark.parametrize("steps", [1, 2])
 def test_local_steps_are_those_of_the_trainer(monkeypatch: pytest.MonkeyPatch, steps: int) -> None:
     # Given a trainer that takes the samples in order, with warm-up, decay, and clipped gradients
-    first_task: Any = example(epochs=1)
+    def accumulates(trainer: Any) -> None:
+        for each in (trainer.args, trainer.accelerator):
+            each.gradient_accumulation_steps = steps
 
-    def make_trainer() -> Any:
-        trainer = first_task._make_trainer()
-        trainer.args.gradient_accumulation_steps = steps
-        trainer.accelerator.gradient_accumulation_steps = steps
-        return trainer
-
-    task: Any = type(first_task)(make_trainer)
+    task = changed(accumulates, epochs=1)
     trainer = task._make_trainer()
     trainer.args.max_steps, trainer.args.max_grad_norm = 8, 0.5
     trainer.args.dataloader_pin_memory = False
@@ -74,11 +82,8 @@ def test_local_steps_are_those_of_the_trainer(monkeypatch: pytest.MonkeyPatch, s
     model.load_state_dict(first)
     optimizer = task.optimizer([each for each in model.parameters() if each.requires_grad])
     rates = Rates(task, optimizer)
-    indices = torch.arange(8 * 16 * steps).numpy()
-    train(
-        *(task, model, optimizer, batches(task, task.dataset("train"), indices), "cpu"),
-        should_stop=lambda: False,
-        on_step=lambda: None,
+    trained_on(
+        *(task, model, optimizer, 8 * 16 * steps),
         before_step=lambda done: rates.follow(
             Place(done / (8 * 16 * steps), step=done // (16 * steps), steps=8)
         ),
@@ -99,15 +104,8 @@ def test_local_steps_are_those_of_the_trainer(monkeypatch: pytest.MonkeyPatch, s
     ],
 )
 def test_settings_that_cannot_work_are_refused(name: str, value: object, reason: str) -> None:
-    task: Any = example()
-
-    def make() -> Any:
-        trainer = task._make_trainer()
-        setattr(trainer.args, name, value)
-        return trainer
-
     with pytest.raises(SpecError, match=reason):
-        type(task)(make).model()
+        changed(lambda trainer: setattr(trainer.args, name, value)).model()
 
 
 def test_a_schedule_that_follows_metrics_is_refused() -> None:
@@ -118,28 +116,20 @@ def test_a_schedule_that_follows_metrics_is_refused() -> None:
 
 
 def test_a_training_step_of_its_own_is_refused() -> None:
-    task: Any = example()
-    trainer = task._make_trainer()
+    def own(trainer: Any) -> None:
+        step = {"training_step": lambda *_: torch.zeros(1)}
+        trainer.__class__ = type("Own", (type(trainer),), step)
 
-    class Own(type(trainer)):  # type: ignore[misc]
-        def training_step(self, *args: Any) -> Any:
-            return super().training_step(*args)
-
-    trainer.__class__ = Own
     with pytest.raises(SpecError, match="a training_step of its own: the worker makes the steps"):
-        type(task)(lambda: trainer).model()
+        changed(own).model()
 
 
 def test_a_repetition_leaves_the_optimizer_of_a_trainer_alone() -> None:
     # Given a trainer that was given its optimizer, so that there is only one
-    made: Any = example()
-
-    def make_trainer() -> Any:
-        trainer = made._make_trainer()
+    def given(trainer: Any) -> None:
         trainer.optimizer = torch.optim.AdamW(trainer.model.parameters(), lr=1e-3)
-        return trainer
 
-    assert_not_repeated(Machine(type(made)(make_trainer)))
+    assert_not_repeated(Machine(changed(given)))
 
 
 def test_only_answers_of_trl_count() -> None:
@@ -188,20 +178,15 @@ def test_batches_count_by_their_labels() -> None:
 
 def test_a_metric_that_a_subclass_adds_is_known_before_training_and_ranks_models() -> None:
     # Given a trainer whose evaluation adds the perplexity, as for language models
-    first: Any = example()
-
-    def make_trainer() -> Any:
-        trainer = first._make_trainer()
-        trainer.__class__ = type("Own", (type(trainer),), {"evaluate": with_perplexity})
-        return trainer
-
     def with_perplexity(self: Any, *args: Any, **kwargs: Any) -> dict[str, float]:
         metrics = super(type(self), self).evaluate(*args, **kwargs)
         return metrics | {"eval_perplexity": math.exp(metrics["eval_loss"])}
 
+    def adds(trainer: Any) -> None:
+        trainer.__class__ = type("Own", (type(trainer),), {"evaluate": with_perplexity})
+
     spec = {"name": "lm", "task": "t:task", "epochs": 1, "stop": {"metric": "perplexity"}}
-    task = type(first)(make_trainer)
-    learner = Learner(JobSpec.parse(spec), task, "cpu")
+    learner = Learner(JobSpec.parse(spec), changed(adds), "cpu")
     before = [each.clone() for each in learner.initial()]
 
     # Then one batch shows its metrics, and changes nothing
@@ -212,20 +197,14 @@ def test_a_metric_that_a_subclass_adds_is_known_before_training_and_ranks_models
     # And a metric that it lacks is an error before the first step
     spec["stop"] = {"metric": {"name": "bleu"}}
     with pytest.raises(SpecError, match=r"stop\.metric: evaluate returns .*perplexity"):
-        Learner(JobSpec.parse(spec), type(first)(make_trainer), "cpu").rehearse(lambda: None)
+        Learner(JobSpec.parse(spec), changed(adds), "cpu").rehearse(lambda: None)
 
 
 def test_early_stopping_without_patience_ends_after_the_first_evaluation() -> None:
     from transformers import EarlyStoppingCallback
 
-    first_task: Any = example(epochs=1)
-
-    def make_trainer() -> Any:
-        trainer = first_task._make_trainer()
-        trainer.add_callback(EarlyStoppingCallback(early_stopping_patience=0))
-        return trainer
-
-    task: Any = type(first_task)(make_trainer)
+    patience = EarlyStoppingCallback(early_stopping_patience=0)
+    task = changed(lambda trainer: trainer.add_callback(patience), epochs=1)
     task.trainer.args.metric_for_best_model = "loss"
 
     assert task.end_after([]) is None

@@ -10,13 +10,12 @@ from typing import Any
 
 import pytest
 import torch
-from support.batches import batches
+from support.batches import trained_on
 from torch import nn
 from torch.utils.data import DataLoader
 
 from vcasgd.errors import SpecError
 from vcasgd.learning.rates import Rates
-from vcasgd.learning.training import train
 from vcasgd.spec.job import JobSpec
 from vcasgd.task.place import Place
 from vcasgd.task.task import Task, load_task
@@ -101,11 +100,8 @@ def test_local_steps_are_those_of_lightning(
         # When the task makes the same steps
         optimizer = task.optimizer(list(model.parameters()))
         rates = Rates(task, optimizer)
-        indices = torch.arange(128).numpy()
-        train(
-            *(task, model, optimizer, batches(task, task.dataset("train"), indices), "cpu"),
-            should_stop=lambda: False,
-            on_step=lambda: None,
+        trained_on(
+            *(task, model, optimizer, 128),
             before_step=lambda done: rates.follow(Place(done / 1280)),
         )
 

@@ -1,4 +1,4 @@
-"""Batches of a task's data, as a worker loads them."""
+"""Batches of a task's data, and steps on them, as a worker loads and makes them."""
 
 from __future__ import annotations
 
@@ -7,9 +7,11 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from torch import nn
+from torch.optim import Optimizer
 from torch.utils.data import Dataset
 
-from vcasgd.learning.training import batch_size_of, batches_of, step_groups
+from vcasgd.learning.training import Interval, batch_size_of, batches_of, step_groups, train
 from vcasgd.task.task import Task
 
 
@@ -19,3 +21,17 @@ def batches(
     """Return batches of ``size`` samples, by default the task's, in the order of ``indices``."""
     groups = step_groups(indices, size or batch_size_of(task))
     return batches_of(task, dataset, [(group, len(group)) for group in groups])
+
+
+def trained_on(
+    task: Task,
+    model: nn.Module,
+    optimizer: Optimizer,
+    samples: int,
+    size: int | None = None,
+    **options: Any,
+) -> Interval:
+    """Train the first ``samples`` of the task's data set in their order, in batches of ``size``."""
+    stream = batches(task, task.dataset("train"), np.arange(samples), size)
+    options = {"should_stop": lambda: False, "on_step": lambda: None, **options}
+    return train(task, model, optimizer, stream, "cpu", **options)

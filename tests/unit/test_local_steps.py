@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from support.batches import batches
+from support.batches import batches, trained_on
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.data import Dataset, TensorDataset
@@ -17,7 +17,7 @@ import vcasgd
 from vcasgd.errors import NonFiniteLoss, SpecError
 from vcasgd.learning.local_moments import LocalMoments
 from vcasgd.learning.precision import MAX_SKIPPED, StepPrecision, dtype_of
-from vcasgd.learning.training import evaluate, micro_batches, train
+from vcasgd.learning.training import evaluate, micro_batches
 
 SAMPLES = torch.linspace(-1, 1, 20 * 3).reshape(20, 3)
 
@@ -55,34 +55,22 @@ class Squares(vcasgd.Task):
         return torch.optim.Adam(parameters, lr=0.1)
 
 
-def train_on(task: Squares, model: nn.Module, optimizer: Optimizer, **options: Any) -> Any:
-    return train(
-        *(task, model, optimizer, batches(task, task.dataset("train"), np.arange(20)), "cpu"),
-        should_stop=lambda: False,
-        on_step=lambda: None,
-        **options,
-    )
-
-
 def trained(task: Squares) -> tuple[Any, Tensor]:
     model = task.model()
-    interval = train_on(task, model, task.optimizer(model.parameters()))
+    interval = trained_on(task, model, task.optimizer(model.parameters()), 20)
     return interval, nn.utils.parameters_to_vector(model.parameters()).detach()
 
 
 @pytest.mark.parametrize("steps", [2, 3, 4])
 def test_accumulated_steps_are_those_of_whole_batches(steps: int) -> None:
     """Given 20 samples, there are two steps of 8 and one of 4 samples."""
-    whole, expected = trained(Squares())
-    task = Squares(steps)
-    task.clip_norm = 0.5
-    clipped = Squares()
-    clipped.clip_norm = 0.5
-    interval, weights = trained(task)
-    torch.testing.assert_close(weights, trained(clipped)[1])
-    assert not torch.allclose(weights, expected)
+    task, clipped = Squares(steps), Squares()
+    task.clip_norm = clipped.clip_norm = 0.5
+    (interval, weights), (whole, expected) = trained(task), trained(clipped)
+    torch.testing.assert_close(weights, expected)
+    assert not torch.allclose(weights, trained(Squares())[1])
     assert (interval.samples, interval.steps) == (whole.samples, whole.steps) == (20, 3)
-    assert interval.loss_sum == pytest.approx(trained(clipped)[0].loss_sum)
+    assert interval.loss_sum == pytest.approx(whole.loss_sum)
     assert max(task.sizes) == -(-8 // steps)
     assert sum(task.sizes) == 20
 
@@ -113,9 +101,11 @@ def test_processes_that_share_a_step_have_the_same_number_of_parts() -> None:
 
 
 @pytest.mark.parametrize("steps", [0, 1.5, "2"])
-def test_invalid_steps(steps: Any) -> None:
+def test_invalid_settings(steps: Any) -> None:
     with pytest.raises(SpecError, match="gradient_accumulation_steps is"):
         batches(Squares(steps), TensorDataset(SAMPLES), np.arange(4))
+    with pytest.raises(SpecError, match="mixed_precision is 'int4'"):
+        dtype_of(Squares(precision="int4"))
 
 
 @pytest.mark.parametrize(("name", "dtype"), [("bf16", torch.bfloat16), ("fp16", torch.float16)])
@@ -132,11 +122,6 @@ def test_mixed_precision(name: str, dtype: torch.dtype) -> None:
     torch.testing.assert_close(weights, trained(Squares())[1], rtol=0.02, atol=0.02)
 
 
-def test_unknown_precision() -> None:
-    with pytest.raises(SpecError, match="mixed_precision is 'int4'"):
-        dtype_of(Squares(precision="int4"))
-
-
 @pytest.mark.parametrize("fused", [False, True])
 def test_overflow_skips_the_step(fused: bool) -> None:
     """The scaler lowers its scale until the gradients are finite; Adam's state stays finite."""
@@ -147,11 +132,11 @@ def test_overflow_skips_the_step(fused: bool) -> None:
     LocalMoments(optimizer).follow(0.5)
     precision = StepPrecision(task, "cpu")
     before = nn.utils.parameters_to_vector(model.parameters()).detach().clone()
-    interval = train_on(task, model, optimizer, precision=precision)
+    interval = trained_on(task, model, optimizer, 20, precision=precision)
     assert interval.samples == 20
     assert torch.equal(nn.utils.parameters_to_vector(model.parameters()), before)
     for _ in range(8):
-        train_on(task, model, optimizer, precision=precision)
+        trained_on(task, model, optimizer, 20, precision=precision)
     after = nn.utils.parameters_to_vector(model.parameters())
     assert torch.isfinite(after).all()
     assert not torch.equal(after, before)
@@ -170,24 +155,24 @@ def test_gradients_that_stay_infinite() -> None:
     precision = StepPrecision(task, "cpu")
     optimizer = task.optimizer(model.parameters())
     for _ in range(MAX_SKIPPED // 3):
-        train_on(task, model, optimizer, precision=precision)
+        trained_on(task, model, optimizer, 20, precision=precision)
     with pytest.raises(NonFiniteLoss, match=f"not finite in {MAX_SKIPPED + 1} local steps"):
-        train_on(task, model, optimizer, precision=precision)
+        trained_on(task, model, optimizer, 20, precision=precision)
 
 
 def test_session_accumulates() -> None:
     """Given the same seed, a session makes the same steps with and without accumulation."""
     results = []
     for steps in (1, 4):
-        task = Squares()
-        model = task.model()
-        session = vcasgd.Session(model, task.optimizer(model.parameters()))
+        model = Squares().model()
+        session = vcasgd.Session(model, torch.optim.Adam(model.parameters(), lr=0.1))
         torch.manual_seed(1)
-        data = TensorDataset(SAMPLES)
-        count = 0
-        for batch in session.batches(data, 8, gradient_accumulation_steps=steps):
-            session.step(model(batch[0]).square().mean())
-            count += 1
-        assert count == (3 if steps == 1 else 10)
+        sizes = []
+        for (batch,) in session.batches(
+            TensorDataset(SAMPLES), 8, gradient_accumulation_steps=steps
+        ):
+            session.step(model(batch).square().mean())
+            sizes.append(len(batch))
+        assert len(sizes) == (3 if steps == 1 else 10)
         results.append(nn.utils.parameters_to_vector(model.parameters()).detach())
     torch.testing.assert_close(*results)
