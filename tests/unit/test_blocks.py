@@ -9,11 +9,11 @@ from dataclasses import replace
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from support.payloads import decoded, joined, magnitudes, random
 from torch import Tensor
 
 from vcasgd.learning.encodings import CODECS, Float32, Int8, Partition, TopK
 from vcasgd.learning.encodings.blocks import BlockFormat, EncodedBlocks, ErrorFeedback
-from vcasgd.learning.encodings.payload import EncodedVector
 
 
 def formats_of(*names: str) -> st.SearchStrategy[BlockFormat]:
@@ -33,28 +33,6 @@ lossy = formats_of("int8", "int2", "topk", "partition")
 
 def encoded(fmt: BlockFormat, vector: Tensor, chunk: int = 4096) -> memoryview:
     return joined(EncodedBlocks(fmt, vector), chunk)
-
-
-def joined(encoding: EncodedVector, chunk: int = 4096) -> memoryview:
-    chunks = [bytes(each) for each in encoding.chunks(chunk)]
-    assert all(len(each) == chunk for each in chunks[:-1])
-    return memoryview(bytearray(b"".join(chunks)))
-
-
-def decoded(fmt: BlockFormat, payload: memoryview, most: int = 600) -> Tensor:
-    out, scratch = torch.full((fmt.floats,), math.nan), fmt.scratch(most)
-    for piece in fmt.pieces(most):
-        out[piece.start : piece.stop] = piece.decode(payload, scratch)
-    return out
-
-
-def magnitudes(fmt: BlockFormat, payload: memoryview, chunk: int = 4096) -> list[float]:
-    starts = range(0, len(payload), chunk)
-    return [fmt.max_magnitude(payload[at : at + chunk], at) for at in starts]
-
-
-def random(floats: int, seed: int = 0) -> Tensor:
-    return torch.randn(floats, generator=torch.Generator().manual_seed(seed))
 
 
 def test_a_block_of_int8_by_hand() -> None:
@@ -172,16 +150,6 @@ def test_an_update_is_encoded_with_the_residual(fmt: BlockFormat, updates: int, 
         payload = joined(feedback.encode(vector, most))
 
         assert payload == joined(EncodedBlocks(own, whole))
-
-
-def test_a_difference_too_small_for_one_update_is_sent_with_a_later_one() -> None:
-    fmt = BlockFormat(Int8(), 2, 2)
-    feedback, sent = ErrorFeedback(fmt), torch.zeros(2)
-
-    for _ in range(10):
-        sent += decoded(fmt, joined(feedback.encode(torch.tensor([127.0, 0.2]))))
-
-    assert sent.tolist() == [1270.0, 2.0]
 
 
 def test_topk_sends_the_largest_of_each_block_first() -> None:

@@ -8,6 +8,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from support.payloads import random
 from support.world import layout_of, spec_of
 from torch import Tensor
 
@@ -19,9 +20,10 @@ from vcasgd.store.tensors.chunks import extended, path
 from vcasgd.store.tensors.snapshot import MAX_STEPS, Meta, PublishedStep
 
 LOW_BITS = ("int8", "int2")
+FLOATS = 2001
 
 
-def steps_of(codec: str, floats: int = 2001, *, table: bool = False) -> StepFormat | None:
+def steps_of(codec: str, floats: int = FLOATS, *, table: bool = False) -> StepFormat | None:
     """Return the format of a job whose model has one statistic, the last element."""
     layout = layout_of(floats - 1, table=table)
     (part,) = Cut(layout.floats, layout.parameters, 1).parts
@@ -35,10 +37,6 @@ def moved(steps: StepFormat, exact: Tensor, published: Tensor) -> memoryview:
     return step
 
 
-def random(seed: int, floats: int = 2001) -> Tensor:
-    return torch.randn(floats, generator=torch.Generator().manual_seed(seed))
-
-
 @pytest.mark.parametrize("codec", ["float32", "bfloat16"])
 def test_codecs_without_a_residual_have_no_steps(codec: str) -> None:
     assert steps_of(codec) is None
@@ -46,11 +44,11 @@ def test_codecs_without_a_residual_have_no_steps(codec: str) -> None:
 
 @pytest.mark.parametrize("codec", [*LOW_BITS, "topk", "partition"])
 def test_the_published_model_follows_the_exact_one(codec: str) -> None:
-    steps, exact = steps_of(codec), random(0)
+    steps, exact = steps_of(codec), random(FLOATS)
     assert steps is not None
     published = exact.clone()
     for seed in range(1, 6):
-        exact += 1e-3 * random(seed)
+        exact += 1e-3 * random(FLOATS, seed)
         moved(steps, exact, published)
         # Statistics have no error.
         assert published[-1] == exact[-1]
@@ -62,11 +60,11 @@ def test_the_published_model_follows_the_exact_one(codec: str) -> None:
 
 @pytest.mark.parametrize("codec", LOW_BITS)
 def test_two_models_that_make_the_same_steps_stay_the_same(codec: str) -> None:
-    steps, exact = steps_of(codec), random(0)
+    steps, exact = steps_of(codec), random(FLOATS)
     assert steps is not None
     server, worker = torch.zeros(2001), torch.zeros(2001)
     for seed in range(1, 4):
-        exact += random(seed)
+        exact += random(FLOATS, seed)
         steps.apply(moved(steps, exact, server), worker)
 
     assert torch.equal(server, worker)
@@ -114,7 +112,7 @@ def test_any_bytes_are_a_step_or_refused(content: bytes) -> None:
 
 
 def test_the_checksum_finds_one_bit() -> None:
-    vector = random(0, 300_000)
+    vector = random(300_000)
     other = vector.clone()
     other.view(torch.int32)[299_999] ^= 1
 

@@ -9,6 +9,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.payloads import decoded, joined, magnitudes
 from torch import Tensor, nn
 
 from vcasgd.errors import InvalidUpdate
@@ -21,20 +22,8 @@ from vcasgd.learning.vector import gather
 SMALL = RowsFormat(5 + 3 * 2 + 3, (Table(2, 3, 2), Table(9, 3, 1)))
 
 
-def payload_of(fmt: RowsFormat, vector: Tensor, chunk: int = 64) -> memoryview:
-    encoded = fmt.encode(vector)
-    chunks = [bytes(each) for each in encoded.chunks(chunk)]
-    assert all(len(each) == chunk for each in chunks[:-1])
-    payload = memoryview(bytearray(b"".join(chunks)))
-    assert len(payload) == len(encoded)
-    return payload
-
-
-def decoded(fmt: RowsFormat, payload: memoryview, most: int = 50) -> Tensor:
-    out, scratch = torch.full((fmt.floats,), math.nan), fmt.scratch(most)
-    for piece in fmt.pieces(most):
-        out[piece.start : piece.stop] = piece.decode(payload, scratch)
-    return out
+def payload_of(fmt: RowsFormat, vector: Tensor) -> memoryview:
+    return joined(fmt.encode(vector), 64)
 
 
 def rejected(fmt: RowsFormat, payload: bytes) -> bool:
@@ -104,9 +93,8 @@ def test_numbers_that_are_not_finite_are_sent_and_detected(
     vector = sparse(fmt, 0, 0.0)
     vector[data.draw(st.integers(0, fmt.floats - 1))] = bad
 
-    payload = payload_of(fmt, vector)
+    bounds = magnitudes(fmt, payload_of(fmt, vector), 64)
 
-    bounds = [fmt.max_magnitude(payload[at : at + 64], at) for at in range(0, len(payload), 64)]
     assert not all(bound <= 1e30 for bound in bounds)
 
 
