@@ -1,14 +1,17 @@
-"""The tests that the documentation names exist, and those without a dagger run in `make test`."""
+"""Links and paths in the documentation lead somewhere, its tests run, and its limits are ours."""
 
 from __future__ import annotations
 
 import ast
 import re
+import subprocess
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
 import pytest
+
+from vcasgd import limits
 
 REPOSITORY = Path(__file__).parents[2]
 DOCUMENTS = ("SECURITY.md", "docs/guarantees.md", "docs/security.md")
@@ -75,3 +78,66 @@ def test_each_named_test_exists_and_runs(document: str) -> None:
     assert len(named) > 10, "the document was read"
     assert missing == []
     assert wrong == []
+
+
+# --- links and paths ----------------------------------------------------------------------------
+
+PAGES = sorted(
+    REPOSITORY / name
+    for name in subprocess.run(
+        ["git", "ls-files", "--cached", "--others", "--exclude-standard", "*.md"],
+        cwd=REPOSITORY, check=True, capture_output=True, text=True,
+    ).stdout.splitlines()
+)  # fmt: skip
+#: Folders that a path in a page may be relative to.
+BASES = ("", "vcasgd", "vcasgd/store", "docs", "terraform")
+#: Files of a user's job, of a stack's home, and of a cloud's machine.
+NOT_OURS = re.compile(r"^(train\.py|script\.py|job\.yaml|model\.safetensors|.*[<…*{$].*|/.*|~.*)$")
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(REPOSITORY)))
+def test_links_anchors_and_paths_exist(page: Path) -> None:
+    text = page.read_text()
+    broken = []
+    for target in re.findall(
+        r"\]\((?!https?:|mailto:)([^)\s]+)\)", re.sub(r"```.*?```", "", text, flags=re.DOTALL)
+    ):
+        path, _, anchor = target.partition("#")
+        file = (page.parent / path).resolve() if path else page
+        if not file.exists() or (anchor and anchor not in anchors(file)):
+            broken.append(target)
+    bases = [*(REPOSITORY / base for base in BASES), page.parent]
+    broken += [
+        path
+        for path in re.findall(r"`([\w./-]+/[\w.-]+\.(?:py|lua|ts|tsx|yaml|tf))(?:`|::)", text)
+        if not NOT_OURS.match(path) and not any((base / path).exists() for base in bases)
+    ]
+
+    assert broken == []
+
+
+def anchors(page: Path) -> set[str]:
+    """Return the anchors that GitHub gives to a page's headings."""
+    headings = re.findall(r"^#+ (.+)$", page.read_text(), flags=re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in headings}
+
+
+# --- limits -------------------------------------------------------------------------------------
+
+ROWS = [
+    row.strip("|").split(" | ")
+    for row in (REPOSITORY / "docs/security.md")
+    .read_text()
+    .partition("\n## Limits\n")[2]
+    .partition("\n## ")[0]
+    .splitlines()
+    if row.startswith("|")
+][2:]
+CONSTANTS = {name for name in vars(limits) if name.isupper()}
+
+
+def test_each_limit_has_a_row_that_names_it_and_a_test() -> None:
+    named = {name for row in ROWS for name in re.findall(r"`([A-Z_]+)`", row[1])}
+
+    assert named == CONSTANTS
+    assert [row[0] for row in ROWS if "::test_" not in row[3]] == []
