@@ -1,8 +1,8 @@
-"""Divergence: which evaluations and failures show it, and what a job does about it."""
+"""Evaluations of a job: which model is the best one, which show divergence, and what follows."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import inf, nan
 from typing import Any
 
@@ -16,24 +16,19 @@ from vcasgd.store.ledger.job import Evaluation, Failure, JobRecord, JobState
 from vcasgd.store.ledger.tuning import Tuned
 
 FIELDS = {"name": "job", "task": "train:Task", "epochs": 99, "subtasks_per_epoch": 1}
+Metrics = dict[str, float]
 
 
-@dataclass(frozen=True)
-class Result:
-    metrics: dict[str, float]
-    rollbacks: int = 0
+def losses(*values: float) -> list[Metrics]:
+    return [{"loss": value} for value in values]
 
 
-def losses(*values: float) -> list[Result]:
-    return [Result({"loss": value}) for value in values]
-
-
-def evaluated(*values: float, metric: str = "loss", rollbacks: int = 0) -> list[Evaluation]:
+def evaluated(*metrics: Metrics, rollbacks: int = 0) -> list[Evaluation]:
+    """Return evaluations with these metrics, of the epochs 1, 2, and so on."""
     return [
-        Evaluation(number, number, {metric: value}, "worker", 1.0, 0.0, epoch=number,
-                   rollbacks=rollbacks)
-        for number, value in enumerate(values, start=1)
-    ]  # fmt: skip
+        Evaluation(number, number, each, "w", 1.0, 0.0, epoch=number, rollbacks=rollbacks)
+        for number, each in enumerate(metrics, start=1)
+    ]
 
 
 def job_with(evaluations: list[Evaluation], rollbacks: int = 0, **fields: Any) -> JobRecord:
@@ -68,13 +63,13 @@ def failed(worker: str, item: str = "train:1", **fields: Any) -> Failure:
         pytest.param(losses(-1.0, -5.0, 900.0, 900.0), id="a loss that can be negative"),
         pytest.param(losses(0.0, 0.0, 1.0, 1.0), id="a loss of 0"),
         pytest.param(losses(1e12), id="nothing to compare with"),
-        pytest.param([Result({"accuracy": 0.9}), Result({"accuracy": 0.1})], id="no loss"),
-        pytest.param([Result({"accuracy": 0.9}), Result({"other": nan})], id="another metric"),
-        pytest.param([Result({"accuracy": nan})], id="a metric that was never finite"),
+        pytest.param([{"accuracy": 0.9}, {"accuracy": 0.1}], id="no loss"),
+        pytest.param([{"accuracy": 0.9}, {"other": nan}], id="another metric"),
+        pytest.param([{"accuracy": nan}], id="a metric that was never finite"),
     ],
 )
-def test_noise_and_overfitting_are_no_divergence(history: list[Result]) -> None:
-    assert set(divergences(history, "accuracy")) <= {None}
+def test_noise_and_overfitting_are_no_divergence(history: list[Metrics]) -> None:
+    assert set(divergences(evaluated(*history), "accuracy")) <= {None}
 
 
 @pytest.mark.parametrize(
@@ -94,22 +89,22 @@ def test_noise_and_overfitting_are_no_divergence(history: list[Result]) -> None:
             losses(2.0, 1e9, 1.0, 1e3), {1: "loss 2 → 1e+09", 3: "loss 1 → 1000"}, id="again"
         ),
         pytest.param(
-            [Result({"accuracy": 0.9}), Result({"accuracy": nan})],
+            [{"accuracy": 0.9}, {"accuracy": nan}],
             {1: "accuracy 0.9 → nan"},
             id="the ranking metric",
         ),
     ],
 )
 def test_divergence_is_found_in_its_evaluation(
-    history: list[Result], shown: dict[int, str]
+    history: list[Metrics], shown: dict[int, str]
 ) -> None:
-    found = divergences(history, "accuracy")
+    found = divergences(evaluated(*history), "accuracy")
 
     assert {at: how for at, how in enumerate(found) if how is not None} == shown
 
 
 def test_a_far_worse_model_before_a_rollback_says_nothing_about_the_one_after_it() -> None:
-    history = [*losses(1.3, 0.5, 2.3), Result({"loss": 2.3}, 1), Result({"loss": 2.4}, 1)]
+    history = evaluated(*losses(1.3, 0.5, 2.3)) + evaluated(*losses(2.3, 2.4), rollbacks=1)
 
     assert divergences(history, "loss") == [None, None, None, None, "loss 0.5 → 2.4"]
 
@@ -122,7 +117,7 @@ def test_the_learning_rate_is_halved_at_each_rollback() -> None:
 
 
 def test_evaluations_of_models_before_the_last_rollback_no_longer_count() -> None:
-    late = evaluated(1.0, nan)
+    late = evaluated(*losses(1.0, nan))
 
     assert diverged(job_with(late), [], 1) == "loss 1 → nan in epoch 2"
     assert diverged(job_with(late, rollbacks=1), [], 1) is None
@@ -143,22 +138,23 @@ def test_evaluations_of_models_before_the_last_rollback_no_longer_count() -> Non
 def test_workers_show_divergence_by_failing_at_the_same_work(
     failures: list[Failure], workers: int, counts: bool
 ) -> None:
-    job = job_with(evaluated(1.0))
+    job = job_with(evaluated(*losses(1.0)))
 
     assert diverged(job, failures, workers) == ("the loss is nan" if counts else None)
     assert diverged(replace(job, tuned=Tuned(rollbacks=1)), failures, workers) is None
 
 
-def test_a_job_goes_back_to_its_best_model_that_did_not_diverge() -> None:
-    job = job_with(evaluated(2.0, 1.0, nan, 3.0))
+@pytest.mark.parametrize(
+    ("metric", "values", "epochs"),
+    [("loss", (2.0, 1.0, nan, 3.0), [2, 1, 4]), ("cost", (2.0, 1.0), [2, 1])],
+    ids=["the best first", "no ranking, the newest first"],
+)
+def test_a_job_goes_back_to_its_best_model_that_did_not_diverge(
+    metric: str, values: tuple[float, ...], epochs: list[int]
+) -> None:
+    job = job_with(evaluated(*({metric: value} for value in values)))
 
-    assert [each.epoch for each in models_before(job)] == [2, 1, 4]
-
-
-def test_a_job_without_a_ranking_goes_back_to_its_newest_model() -> None:
-    job = job_with(evaluated(2.0, 1.0, metric="cost"))
-
-    assert [each.epoch for each in models_before(job)] == [2, 1]
+    assert [each.epoch for each in models_before(job)] == epochs
 
 
 @pytest.mark.parametrize(
@@ -168,7 +164,7 @@ def test_a_job_without_a_ranking_goes_back_to_its_newest_model() -> None:
 def test_a_job_fails_at_its_third_divergence_without_a_better_model(
     rollbacks: int, best_after: int, fails: bool
 ) -> None:
-    job = job_with(evaluated(1.5, rollbacks=best_after), rollbacks)
+    job = job_with(evaluated(*losses(1.5), rollbacks=best_after), rollbacks)
 
     why = hopeless(job, "loss 1.5 → nan in epoch 4", models_before(job))
 
@@ -182,7 +178,76 @@ def test_a_job_fails_at_its_third_divergence_without_a_better_model(
 
 
 def test_a_job_without_a_usable_evaluation_fails_at_its_first_divergence() -> None:
-    why = hopeless(job_with(evaluated(nan)), "loss nan in epoch 1", [])
+    why = hopeless(job_with(evaluated(*losses(nan))), "loss nan in epoch 1", [])
 
     assert why is not None
     assert why.startswith("loss nan in epoch 1; training diverged before its first usable eval")
+
+
+# --- the best model -----------------------------------------------------------------------------
+
+
+def named(name: str, mode: str) -> dict[str, Any]:
+    return {"metric": {"name": name, "mode": mode}}
+
+
+def perplexities(*values: float) -> list[dict[str, float]]:
+    return [{"accuracy": 0.1 * value, "perplexity": value} for value in values]
+
+
+@pytest.mark.parametrize(
+    ("stop", "evaluations", "metric", "epoch"),
+    [
+        ({}, losses(4.0, 3.0, 2.5), "loss", 3),
+        ({}, losses(4.0, 2.5, 3.0), "loss", 2),
+        ({}, losses(2.5, 2.5), "loss", 1),
+        ({}, losses(nan, 3.0, -inf), "loss", 2),
+        ({}, [{"accuracy": 0.5, "loss": 1.0}, {"accuracy": 0.4, "loss": 0.1}], "accuracy", 1),
+        ({}, [{"accuracy": 0.0}, {"accuracy": 0.1}], "accuracy", 2),
+        ({}, [{"perplexity": 3.0}, {"perplexity": 9.0}], "perplexity", 1),
+        ({}, [{"f1": 0.3}, {"f1": 0.9}], "f1", 2),
+        # Whether higher is better isn't known: the last epoch counts as the best one.
+        ({}, [{"tokens": 3.0}, {"tokens": 9.0}], None, 2),
+        ({}, losses(nan, nan), "loss", 2),
+        ({}, [], None, None),
+        (named("perplexity", "min"), perplexities(5.0, 3.0, 7.0), "perplexity", 2),
+        (named("perplexity", "max"), perplexities(5.0, 3.0, 7.0), "perplexity", 3),
+        # Only evaluations with the named metric are candidates, if there are any.
+        (named("f1", "max"), [{"accuracy": 0.9}, {"f1": 0.2}, {"f1": 0.1}], "f1", 2),
+        (named("f1", "max"), [{"accuracy": 0.9}, {"accuracy": 0.1}], None, 2),
+    ],
+)
+def test_best_epoch_is_that_of_the_named_or_a_default_metric(
+    stop: dict[str, Any],
+    evaluations: list[dict[str, float]],
+    metric: str | None,
+    epoch: int | None,
+) -> None:
+    job = job_with(evaluated(*evaluations), stop=stop)
+
+    assert (job.metric.name if job.metric else None) == metric
+    assert job.best == (job.evaluations[epoch - 1] if epoch else None)
+
+
+@pytest.mark.parametrize(
+    ("stop", "evaluations", "count"),
+    [
+        ({}, [], 0),
+        ({}, losses(2.0), 0),
+        ({}, losses(2.0, 1.0), 0),
+        ({}, losses(2.0, 3.0), 1),
+        ({}, losses(2.0, 2.0, 3.0), 2),
+        ({}, losses(2.0, 3.0, 1.0, 4.0), 1),
+        ({}, losses(2.0, nan, inf, -inf), 3),
+        ({}, losses(nan, nan), 2),
+        ({}, losses(nan, 2.0), 0),
+        ({}, [{"tokens": 2.0}, {"tokens": 3.0}], 0),
+        ({"accuracy": 0.9}, [{"accuracy": 0.5}, {"accuracy": 0.4}, {"accuracy": 0.5}], 2),
+        (named("f1", "max"), [{"f1": 1.0}, {"loss": 0.0}, {"f1": 0.5}], 1),
+        (named("f1", "min"), [{"f1": 1.0}, {"f1": 0.5}], 0),
+    ],
+)
+def test_evaluations_without_improvement_are_counted(
+    stop: dict[str, Any], evaluations: list[dict[str, float]], count: int
+) -> None:
+    assert job_with(evaluated(*evaluations), stop=stop).without_improvement == count
