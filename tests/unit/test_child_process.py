@@ -1,4 +1,4 @@
-"""Ends of processes, also of those that can't be killed."""
+"""Ends of processes: of those that can't be killed, and by the death of an essential thread."""
 
 from __future__ import annotations
 
@@ -11,8 +11,7 @@ import pytest
 from support.waiting import PATIENCE
 
 from vcasgd.child_process import kill
-
-PROGRAM = [sys.executable, "-c", "input()"]
+from vcasgd.threads import THREAD_DIED
 
 
 class WaitsForADevice(subprocess.Popen[bytes]):
@@ -26,7 +25,7 @@ class WaitsForADevice(subprocess.Popen[bytes]):
     ("kind", "status"), [(subprocess.Popen, -signal.SIGKILL), (WaitsForADevice, None)]
 )
 def test_the_end_of_a_process_is_awaited_for_a_limited_time(kind: Any, status: int | None) -> None:
-    with kind(PROGRAM, stdin=subprocess.PIPE) as process:
+    with kind([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
         assert kill(process, seconds=PATIENCE if status else 0.1) == status
 
 
@@ -34,3 +33,35 @@ def test_a_process_that_has_ended_keeps_its_status() -> None:
     with subprocess.Popen([sys.executable, "-c", "raise SystemExit(3)"]) as process:
         process.wait(PATIENCE)
         assert kill(process) == 3
+
+
+PROGRAM = """
+import sys, threading
+from vcasgd.threads import EssentialThread
+
+class Thread(EssentialThread):
+    def work(self):
+        if sys.argv[1] == "dies":
+            raise RuntimeError("unexpected")
+
+thread = Thread("essential")
+thread.start()
+thread.join()
+print("goes on")
+if sys.argv[1] == "dies":
+    threading.Event().wait()
+"""
+
+
+@pytest.mark.parametrize("how", ["dies", "returns"])
+def test_a_thread_that_dies_ends_the_process_with_its_traceback(how: str) -> None:
+    ended = subprocess.run(
+        [sys.executable, "-c", PROGRAM, how], capture_output=True, text=True, check=False
+    )
+
+    if how == "returns":
+        assert (ended.returncode, ended.stdout) == (0, "goes on\n")
+    else:
+        assert ended.returncode == THREAD_DIED
+        assert "the thread essential died" in ended.stderr
+        assert "RuntimeError: unexpected" in ended.stderr

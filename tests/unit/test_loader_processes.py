@@ -6,10 +6,14 @@ import multiprocessing
 import os
 import random
 import signal
+import socket
+import sqlite3
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
 
@@ -124,11 +128,6 @@ def test_stopped_interval_resumes_at_the_next_batch(processes: LoaderProcesses) 
     assert loaded(processes.load(requests(2, 4)))[:, 0].tolist() == [2, 3, 4, 5]
 
 
-def test_load_after_all_was_loaded(processes: LoaderProcesses) -> None:
-    for start in (0, 2, 4):
-        assert loaded(processes.load(requests(start)))[0, 0] == start
-
-
 class Damaged(Noisy):
     def __getitem__(self, index: int) -> Tensor:
         if index == 4:
@@ -241,3 +240,105 @@ def test_no_process_is_left(tmp_path: Path, end: str) -> None:
     finally:
         worker.kill()
         worker.communicate()
+
+
+# --- files and connections that a data set opened before the processes were forked --------------
+
+SAMPLES = 400
+
+
+class Opened(Dataset[int]):
+    """Reads each sample from a file that it opened before; a sample is its index."""
+
+    def __init__(self, read: Callable[[int], int]) -> None:
+        self._read = read
+
+    def __getitem__(self, index: int) -> int:
+        return self._read(index)
+
+
+def plain_file(folder: Path, opened: ExitStack) -> Callable[[int], int]:
+    path = folder / "numbers"
+    path.write_bytes(b"".join(index.to_bytes(4, "big") * 5000 for index in range(SAMPLES)))
+    file = opened.enter_context(path.open("rb"))
+
+    def read(index: int) -> int:
+        file.seek(index * 20_000 + 8)
+        return int.from_bytes(file.read(4), "big")
+
+    return read
+
+
+def database(folder: Path, opened: ExitStack) -> Callable[[int], int]:
+    connection = opened.enter_context(closing(sqlite3.connect(folder / "numbers.db")))
+    connection.execute("create table numbers (id integer primary key, number integer)")
+    connection.executemany("insert into numbers values (?, ?)", [(i, i) for i in range(SAMPLES)])
+    connection.commit()
+    query = "select number from numbers where id = ?"
+    return lambda index: int(connection.execute(query, (index,)).fetchone()[0])
+
+
+@pytest.mark.parametrize("make", [plain_file, database])
+def test_processes_do_not_move_the_position_of_each_other(make: Any, tmp_path: Path) -> None:
+    with ExitStack() as opened:
+        processes = LoaderProcesses(Augments(), Opened(make(tmp_path, opened)), "cpu")
+        groups = [list(range(first, first + 4)) for first in range(0, SAMPLES, 4)]
+
+        loaded = list(processes.load([Request(group) for group in groups]))
+        processes.close()
+
+    assert torch.cat(loaded).tolist() == list(range(SAMPLES))
+
+
+def number_connections(server: socket.socket) -> None:
+    """Answer each byte on a connection with the number of that connection, from 1."""
+
+    def answer(connection: socket.socket, number: int) -> None:
+        with connection:
+            while connection.recv(1):
+                connection.send(bytes([number]))
+
+    for number in range(1, 10):
+        try:
+            connection, _ = server.accept()
+        except OSError:
+            return
+        threading.Thread(target=answer, args=(connection, number), daemon=True).start()
+
+
+class Client(Dataset[int]):
+    """Connects again if its connection was closed, as clients of databases do."""
+
+    def __init__(self, address: Any) -> None:
+        self.address = address
+        self.connection = socket.create_connection(address)
+
+    def __getitem__(self, index: int) -> int:
+        try:
+            return self._ask()
+        except OSError:
+            self.connection.close()
+            self.connection = socket.create_connection(self.address)
+            return self._ask()
+
+    def _ask(self) -> int:
+        self.connection.send(b"?")
+        return self.connection.recv(1)[0]
+
+
+def test_a_connection_is_not_shared() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        threading.Thread(target=number_connections, args=(server,), daemon=True).start()
+        client = Client(server.getsockname())
+        own = client[0]
+        processes = LoaderProcesses(Augments(), client, "cpu")
+
+        loaded = list(processes.load([Request([0, 1]), Request([2, 3]), Request([4, 5])]))
+        processes.close()
+
+        answers = torch.cat(loaded).tolist()
+        assert own not in answers
+        assert len(set(answers)) == 2
+        assert client[0] == own
+        client.connection.close()
+        server.shutdown(socket.SHUT_RDWR)

@@ -3,79 +3,64 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch import Tensor, nn
+from torch import Tensor
 
-from vcasgd.errors import InvalidUpdate
-from vcasgd.learning.layout import Layout, TensorKind, as_kind
+from vcasgd.errors import InvalidUpdate, SpecError
+from vcasgd.learning.layout import TensorKind, as_kind
 from vcasgd.learning.rules import (
     Context,
-    Payload,
     Rule,
+    average_coefficients,
     interval_start,
+    longest_interval,
     make_rule,
     merge_integers,
     staleness_weight,
 )
-from vcasgd.learning.vector import gather
-from vcasgd.spec.update import (
-    AsyncLocalSgdSpec,
-    SmaSpec,
-    Staleness,
-    Update,
-    VcAsgdSpec,
-)
+from vcasgd.spec.job import JobSpec
+from vcasgd.spec.update import AsyncLocalSgdSpec, SmaSpec, Staleness, Update, VcAsgdSpec
 
 POLYNOMIAL = Staleness(function="polynomial")
 FRESH = Context(staleness=0, epoch=1, parameters=2)
+STALE = replace(FRESH, staleness=3)
 
 
-def blended(update: Update, payload: list[float], context: Context = FRESH) -> list[float]:
-    """Blend a payload into the vector [10, 20, 30], whose last element is a statistic."""
+def local_sgd(**fields: Any) -> AsyncLocalSgdSpec:
+    return AsyncLocalSgdSpec(rule="async-local-sgd", **fields)
+
+
+@pytest.mark.parametrize(
+    ("update", "payload", "context", "expected"),
+    [
+        # 0.75·W + 0.25·w
+        (VcAsgdSpec(alpha=0.75), [14.0, 20.0, 0.0], FRESH, [11.0, 20.0, 22.5]),
+        # The update's part is 1 / (epoch + 1).
+        (VcAsgdSpec(), [70.0, 80.0, 90.0], FRESH, [40.0, 50.0, 60.0]),
+        (VcAsgdSpec(), [70.0, 80.0, 90.0], replace(FRESH, epoch=2), [30.0, 40.0, 50.0]),
+        (VcAsgdSpec(), [70.0, 80.0, 90.0], replace(FRESH, epoch=9), [16.0, 26.0, 36.0]),
+        # 0.5 · 4^-½ = 0.25 of the way
+        (VcAsgdSpec(alpha=0.5, staleness=POLYNOMIAL), [14.0, 24.0, 34.0], STALE, [11, 21, 31]),
+        # 10 + 0.5·4, 20 − 0.5·2; 0.75·30 + 0.25·70
+        (local_sgd(eta=0.5, statistics_mix=0.25), [4.0, -2.0, 70.0], FRESH, [12.0, 19.0, 40.0]),
+        # s(3) = ½
+        (local_sgd(statistics_mix=0.5, staleness=POLYNOMIAL), [4.0, 8, 70], STALE, [12, 24, 40]),
+    ],
+)
+def test_an_update_is_blended_by_the_formula(
+    update: Update, payload: list[float], context: Context, expected: list[float]
+) -> None:
+    """The vector is [10, 20, 30], whose last element is a statistic."""
     weights = torch.tensor([10.0, 20.0, 30.0])
+
     make_rule(update).blend(weights, torch.tensor(payload), context)
-    return weights.tolist()
 
-
-def test_vc_asgd_with_a_constant_alpha() -> None:
-    weights = blended(VcAsgdSpec(alpha=0.75), [14.0, 20.0, 0.0])
-
-    assert weights == [11.0, 20.0, 22.5]  # 0.75·W + 0.25·w
-
-
-@pytest.mark.parametrize(("epoch", "mixing"), [(1, 1 / 2), (2, 1 / 3), (9, 1 / 10)])
-def test_vc_asgd_with_variable_alpha(epoch: int, mixing: float) -> None:
-    weights = blended(VcAsgdSpec(), [70.0, 80.0, 90.0], replace(FRESH, epoch=epoch))
-
-    assert weights == pytest.approx([10 + 60 * mixing, 20 + 60 * mixing, 30 + 60 * mixing])
-
-
-def test_vc_asgd_gives_a_stale_update_less_weight() -> None:
-    update = VcAsgdSpec(alpha=0.5, staleness=POLYNOMIAL)
-
-    weights = blended(update, [14.0, 24.0, 34.0], replace(FRESH, staleness=3))
-
-    assert weights == [11.0, 21.0, 31.0]  # 0.5 · 4^-½ = 0.25 of the way
-
-
-def test_async_local_sgd_adds_differences_and_averages_statistics() -> None:
-    update = AsyncLocalSgdSpec(rule="async-local-sgd", eta=0.5, statistics_mix=0.25)
-
-    weights = blended(update, [4.0, -2.0, 70.0])
-
-    assert weights == [12.0, 19.0, 40.0]  # 10 + 0.5·4, 20 − 0.5·2; 0.75·30 + 0.25·70
-
-
-def test_async_local_sgd_gives_a_stale_update_less_weight() -> None:
-    update = AsyncLocalSgdSpec(rule="async-local-sgd", statistics_mix=0.5, staleness=POLYNOMIAL)
-
-    weights = blended(update, [4.0, 8.0, 70.0], replace(FRESH, staleness=3))
-
-    assert weights == [12.0, 24.0, 40.0]  # s(3) = ½
+    assert weights.tolist() == pytest.approx(expected)
 
 
 def test_sma_without_momentum_moves_the_weights_and_the_worker() -> None:
@@ -109,11 +94,7 @@ def test_sma_has_momentum_for_parameters_only() -> None:
     assert state.tolist() == [2.0, 0.0]
 
 
-EVERY_RULE: list[Update] = [
-    VcAsgdSpec(),
-    SmaSpec(rule="sma"),
-    AsyncLocalSgdSpec(rule="async-local-sgd"),
-]
+EVERY_RULE: list[Update] = [VcAsgdSpec(), SmaSpec(rule="sma"), local_sgd()]
 
 
 @pytest.mark.parametrize("update", EVERY_RULE, ids=lambda update: update.rule)
@@ -144,41 +125,6 @@ def test_statistics_of_many_workers_converge_without_overshoot(update: Update) -
     assert state.item() == 0
 
 
-def test_batch_norm_statistics_of_many_workers_do_not_add_up() -> None:
-    # Given four workers that all measured a running mean of 8; the global one is 0
-    norm = nn.BatchNorm1d(1)
-    layout = Layout.of(norm)
-    weights, _ = gather(norm, layout)
-    payload = torch.zeros(layout.floats)
-    payload[layout.parameters] = 8.0
-    rule = make_rule(AsyncLocalSgdSpec(rule="async-local-sgd", statistics_mix=0.5))
-
-    # When all four push
-    seen = []
-    for _ in range(4):
-        rule.blend(weights, payload, Context(0, 1, layout.parameters))
-        seen.append(weights[layout.parameters].item())
-
-    # Then the mean approaches 8 instead of passing 8 with the second
-    assert seen == [4.0, 6.0, 7.0, 7.5]
-
-
-def test_rules_declare_their_payload() -> None:
-    assert make_rule(VcAsgdSpec()).payload is Payload.WEIGHTS
-    assert make_rule(AsyncLocalSgdSpec(rule="async-local-sgd")).payload is Payload.DELTA
-
-
-def test_counters_never_decrease() -> None:
-    current = torch.tensor([5, 1], dtype=torch.int64)
-    counters = [(TensorKind.INTEGER, slice(0, 2))]
-
-    merge_integers(current, torch.tensor([3, 4]), counters)
-
-    assert current.tolist() == [5, 4]
-    with pytest.raises(InvalidUpdate):
-        merge_integers(current, torch.tensor([9]), counters)
-
-
 @pytest.mark.parametrize(
     ("kind", "merged"),
     [
@@ -201,6 +147,8 @@ def test_integer_state_is_merged_as_its_kind_says(kind: TensorKind, merged: list
 
     assert as_kind(current[part], kind).tolist() == merged
     assert current[0] == 0
+    with pytest.raises(InvalidUpdate):
+        merge_integers(current, torch.tensor([9]), [(kind, part)])
 
 
 def test_numbers_that_are_not_finite_change_no_counter() -> None:
@@ -220,7 +168,7 @@ differences = {"eta": st.floats(0.01, 10), "statistics_mix": st.floats(0.01, 1)}
 rules = st.one_of(
     averaging,
     st.builds(SmaSpec, rule=st.just("sma"), moving_rate=mixes, momentum=mixes).map(make_rule),
-    st.builds(AsyncLocalSgdSpec, rule=st.just("async-local-sgd"), **differences).map(make_rule),
+    st.builds(local_sgd, **differences).map(make_rule),
 )
 numbers = st.floats(-(2.0**100), 2.0**100, width=32)
 pairs = st.lists(st.tuples(numbers, numbers), min_size=1, max_size=70)
@@ -279,11 +227,12 @@ def test_averaging_stays_between_the_old_and_the_new_weights(
     [
         ({"function": "constant"}, 0, 1.0),
         ({"function": "constant"}, 1000, 1.0),
+        ({"function": "polynomial"}, -1, 1.0),
         ({"function": "polynomial"}, 0, 1.0),
         ({"function": "polynomial"}, 3, 0.5),  # 4^-½
         ({"function": "polynomial", "a": 2}, 3, 1 / 16),
         ({"function": "hinge"}, 4, 1.0),
-        ({"function": "hinge"}, 5, 1 / 11),  # 1/(10·(5−4)+1)
+        ({"function": "hinge"}, 5, 1 / 11),  # 1/(10·(5−4)+1), as in the paper
         ({"function": "hinge", "a": 0.5, "b": 2}, 4, 0.5),
     ],
 )
@@ -304,6 +253,49 @@ def test_older_updates_never_weigh_more(spec: Staleness, tau: int) -> None:
     assert 0 < staleness_weight(spec, tau + 1) <= staleness_weight(spec, tau) <= 1
 
 
-@given(stalenesses, st.integers(max_value=-1))
-def test_negative_staleness_counts_as_zero(spec: Staleness, tau: int) -> None:
-    assert staleness_weight(spec, tau) == staleness_weight(spec, 0) == 1
+# --- the average of a model over steps of which only the versions between them are known --------
+
+
+@pytest.mark.parametrize("decay", [0.1, 0.9, 0.999, 0.99999])
+@pytest.mark.parametrize("steps", [1, 2, 7, 100])
+def test_steps_on_a_line_are_averaged_as_one_by_one(decay: float, steps: int) -> None:
+    first, last, average = 3.0, 5.0, -1.0
+
+    expected = average
+    for step in range(1, steps + 1):
+        weight = first + (last - first) * step / steps
+        expected = decay * expected + (1 - decay) * weight
+
+    kept, share = average_coefficients(decay, steps)
+    assert kept * average + (1 - kept) * first + share * (last - first) == pytest.approx(expected)
+
+
+def test_parts_of_a_step_add_up_to_it() -> None:
+    halves = average_coefficients(0.9, 0.5)[0] ** 2
+
+    assert halves == pytest.approx(average_coefficients(0.9, 1)[0])
+
+
+@pytest.mark.parametrize(("decay", "steps"), [(0.999, 62.5), (0.99, 6.25), (0.5, 1.0)])
+def test_an_average_has_enough_versions(decay: float, steps: float) -> None:
+    assert longest_interval(decay) == pytest.approx(steps)
+
+
+def spec(**fields: object) -> JobSpec:
+    return JobSpec.parse({"name": "j", "task": "t:T", "epochs": 1, **fields})
+
+
+def test_a_number_is_the_decay() -> None:
+    assert spec(ema=0.999).ema == spec(ema={"decay": 0.999}).ema
+    assert spec().ema is None
+
+
+@pytest.mark.parametrize("ema", [0, 1, 1.5, -0.1, "0.9", True, {"evaluate": "instead"}])
+def test_other_averages_are_refused(ema: object) -> None:
+    with pytest.raises(SpecError, match="ema"):
+        spec(ema=ema)
+
+
+def test_a_rule_that_averages_itself_is_refused() -> None:
+    with pytest.raises(SpecError, match="ema can't be combined with the rule sma"):
+        spec(ema=0.9, update={"rule": "sma"})
