@@ -11,18 +11,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.optim import (
-    SGD,
-    Adagrad,
-    Adam,
-    Adamax,
-    AdamW,
-    NAdam,
-    Optimizer,
-    RAdam,
-    RMSprop,
-    SparseAdam,
-)
+from torch.optim import SGD, Adam, AdamW, Optimizer, RAdam, RMSprop, SparseAdam
 
 from vcasgd.learning.local_moments import LocalMoments
 from vcasgd.worker.gpus import best_device
@@ -57,11 +46,6 @@ class Lion(Optimizer):
                 self.state[each].setdefault("exp_avg_sq", torch.zeros_like(each))
                 each.sub_(mean.lerp(each.grad, 0.1).sign_(), alpha=group["lr"])
                 mean.lerp_(each.grad, 0.01)
-            group["step"] = group.get("step", 0) + 1
-
-
-class Adan(Lion):
-    """Has three betas, and the number of steps in its groups."""
 
 
 #: Optimizers that train as one process does.
@@ -93,15 +77,11 @@ LEFT_ALONE: dict[str, MakeOptimizer] = {
     "Adam with amsgrad": lambda each: Adam(each, lr=0.01, amsgrad=True),
     "Adam with a beta of 0": lambda each: Adam(each, lr=0.01, betas=(0.0, 0.999)),
     "AdamW with a beta of 0": lambda each: AdamW(each, lr=0.01, betas=(0.9, 0.0)),
-    "NAdam": lambda each: NAdam(each, lr=0.01),
     "RAdam": lambda each: RAdam(each, lr=0.01),
-    "Adamax": lambda each: Adamax(each, lr=0.01),
     "RMSprop": lambda each: RMSprop(each, lr=0.01, momentum=0.5),
-    "Adagrad": lambda each: Adagrad(each, lr=0.01),
     "SparseAdam": lambda each: SparseAdam(list(each), lr=0.01),
     "OwnStep": lambda each: OwnStep(each, lr=0.01),
     "Lion": lambda each: Lion(each),
-    "Adan": lambda each: Adan(each, betas=(0.98, 0.92, 0.99), step=0),
 }
 
 
@@ -112,21 +92,13 @@ class Process:
         ones = torch.ones(ROWS, 2, device=DEVICE)
         self.model = nn.Embedding.from_pretrained(ones, freeze=False, sparse=sparse)
         self.optimizer = make(self.model.parameters())
-        self.added: Tensor | None = None
 
     def step(self, noise: Tensor) -> None:
         """Make a step with this ``noise`` in the gradient of the first rows, float32 [rows, 2]."""
         self.optimizer.zero_grad()
         rows = self.model(torch.arange(len(noise), device=DEVICE))
-        if self.added is not None:
-            rows = rows + self.added
         (rows * (2.0 + noise)).sum().backward()
         self.optimizer.step()
-
-    def add_parameter(self) -> None:
-        """Train another parameter from now on."""
-        self.added = nn.Parameter(torch.ones(ROWS, 2, device=DEVICE))
-        self.optimizer.add_param_group({"params": [self.added]})
 
 
 class Workers:
@@ -141,12 +113,10 @@ class Workers:
     @torch.no_grad()
     def average(self) -> None:
         """Give all of them the mean of their parameters."""
-        groups = [each.optimizer.param_groups for each in self.all]
-        for same in zip(*groups, strict=True):
-            for copies in zip(*(group["params"] for group in same), strict=True):
-                mean = torch.stack(copies).mean(0)
-                for each in copies:
-                    each.copy_(mean)
+        copies = [each.model.weight for each in self.all]
+        mean = torch.stack(copies).mean(0)
+        for each in copies:
+            each.copy_(mean)
 
     def round(self, noise: Tensor) -> None:
         """Make a round with the noise of each worker, float32 [workers, rows, 2]."""
@@ -182,26 +152,6 @@ def test_several_workers_train_as_one_process(name: str) -> None:
     assert not any(each.uncorrected for each in workers.moments)
 
 
-@pytest.mark.ci
-@pytest.mark.parametrize("name", ["sgd", "adam", "adamw"])
-def test_parameters_that_are_added_later_train_as_in_one_process(name: str) -> None:
-    one, workers = Process(CORRECTED[name]), Workers(CORRECTED[name])
-    for noise in noises()[:10]:
-        one.step(noise.mean(0))
-        workers.round(noise)
-
-    for each in (one, *workers.all):
-        each.add_parameter()
-    for noise in noises():
-        one.step(noise.mean(0))
-        workers.round(noise)
-
-    assert one.added is not None
-    assert workers.all[0].added is not None
-    trained = one.added.detach() - 1
-    assert float((workers.all[0].added - one.added).detach().norm()) < 0.08 * float(trained.norm())
-
-
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
 def test_rows_without_a_gradient_train_as_in_one_process(momentum: float) -> None:
     def make(parameters: Iterable[nn.Parameter]) -> Optimizer:
@@ -209,7 +159,7 @@ def test_rows_without_a_gradient_train_as_in_one_process(momentum: float) -> Non
 
     one, workers = Process(make, sparse=True), Workers(make, sparse=True)
 
-    for noise in noises(ROWS // 2):
+    for noise in noises(ROWS // 2)[:20]:
         one.step(noise.mean(0))
         workers.round(noise)
 
@@ -223,9 +173,9 @@ def test_other_optimizers_are_left_alone_and_named(name: str) -> None:
     alone, worker = (Process(LEFT_ALONE[name], sparse=sparse) for _ in range(2))
     moments = LocalMoments(worker.optimizer)
 
-    for at, noise in enumerate(noises(ROWS // 2)):
+    for at, noise in enumerate(noises(ROWS // 2)[:15]):
         # Only the second moments of a variant of Adam are left alone
-        moments.follow(0.25 if " with " in name else (1.0, 0.25, 0.5)[at // 20])
+        moments.follow(0.25 if " with " in name else (1.0, 0.25, 0.5)[at // 5])
         for each in (alone, worker):
             each.step(noise[0])
 
@@ -246,17 +196,15 @@ def test_a_sparse_gradient_of_adam_has_the_error_of_torch() -> None:
 
 
 def test_a_closed_correction_leaves_its_optimizer_alone() -> None:
-    # Given an optimizer that was used before, as that of a script after a rollback
+    """An optimizer was used before, as that of a script after a rollback."""
     worker, again = Process(CORRECTED["adam"]), Process(CORRECTED["adam"])
     old = LocalMoments(again.optimizer)
     old.follow(0.25)
     old.close()
 
-    # When both train with a correction
     for each in (worker, again):
         LocalMoments(each.optimizer).follow(0.25)
-        for noise in noises():
+        for noise in noises()[:20]:
             each.step(noise[0])
 
-    # Then the old one does nothing
     assert torch.equal(worker.model.weight, again.model.weight)
