@@ -88,13 +88,15 @@ def test_a_request_waits_while_the_token_has_too_many_in_progress() -> None:
 
 def test_broken_stream_is_resumed() -> None:
     asked = []
-    torn = events(1, 2) + events(3)[:-4]
+
+    def check(headers: Any) -> None:
+        asked.append(headers["Last-Event-ID"])
 
     with fake_api(
-        stream(torn, cut=100, check=lambda headers: asked.append(headers["Last-Event-ID"])),
+        stream(events(1, 2) + events(3)[:-4], cut=100, check=check),
         reply(b"<html>gateway</html>", status=502),
-        stream(events(3), check=lambda headers: asked.append(headers["Last-Event-ID"])),
-        stream(events(4, end=True), check=lambda headers: asked.append(headers["Last-Event-ID"])),
+        stream(events(3), check=check),
+        stream(events(4, end=True), check=check),
     ) as client:
         seen = [event.id for event in client.job("job").events(after="0-5", follow=True)]
 
@@ -160,10 +162,10 @@ def waited_for(api: Api, client: Client, running: int, paths: list[str]) -> Iter
 def test_wait_ends_in_time(api: Api, client: Client) -> None:
     with waited_for(api, client, 1000, []) as job:
         started = time.monotonic()
-        with pytest.raises(ApiError, match="has not ended after 2 s"):
-            job.wait(timeout=2.0)
+        with pytest.raises(ApiError, match="has not ended after 1 s"):
+            job.wait(timeout=1.0)
         # Also on a busy machine.
-        assert 1.9 < time.monotonic() - started < PATIENCE / 2
+        assert 0.9 < time.monotonic() - started < PATIENCE / 2
 
 
 def test_any_number_of_threads_may_wait(api: Api, client: Client) -> None:
@@ -215,9 +217,10 @@ def test_download_stays_in_its_directory(tmp_path: Path, name: str) -> None:
 
 
 def test_missing_api_is_an_error_with_a_remedy() -> None:
-    with Client(f"http://127.0.0.1:{free_port()}", "token") as client:
-        with pytest.raises(ApiError, match="no answer from http://127") as caught:
+    with Client(f"http://me:secret@127.0.0.1:{free_port()}", "token") as client:
+        with pytest.raises(ApiError, match="no answer from http://") as caught:
             client.jobs()
+        assert "secret" not in repr(client) + str(caught.value)
         with pytest.raises(ApiError):
             list(client.job("job").events(follow=True, patience=0.1))
         with pytest.raises(ApiError):
@@ -225,17 +228,17 @@ def test_missing_api_is_an_error_with_a_remedy() -> None:
     assert "vcasgd up" in (caught.value.remedy or "")
 
 
-def test_response_of_another_server_is_an_error() -> None:
-    with fake_api(reply(b"<html>It works!</html>")) as client:
-        with pytest.raises(ApiError, match="sent an unexpected response") as caught:
-            client.jobs()
-        assert "address of the API" in (caught.value.remedy or "")
-
-
-def test_response_without_a_problem_is_an_error() -> None:
-    with fake_api(reply(b"oops", status=500)) as client, pytest.raises(ApiError) as caught:
+@pytest.mark.parametrize(
+    ("answer", "text"),
+    [
+        (reply(b"<html>It works!</html>"), "sent an unexpected response: .*address of the API"),
+        (reply(b"oops", status=500), "^the API answered 500"),
+    ],
+    ids=["another server", "no problem"],
+)
+def test_response_that_is_none_is_an_error(answer: Answer, text: str) -> None:
+    with fake_api(answer) as client, pytest.raises(ApiError, match=text):
         client.jobs()
-    assert str(caught.value).startswith("the API answered 500")
 
 
 @pytest.mark.parametrize("url", ["nonsense", "ftp://127.0.0.1/", "http://127.0.0.1:x/"])
@@ -249,14 +252,6 @@ def test_invalid_token_is_not_quoted(token: str) -> None:
     with pytest.raises(SpecError, match="the token is empty or contains") as caught:
         Client("http://127.0.0.1:1", token)
     assert "secret" not in str(caught.value)
-
-
-def test_password_in_the_url_is_not_shown() -> None:
-    port = free_port()
-    with Client(f"http://me:secret@127.0.0.1:{port}", "token") as client:
-        with pytest.raises(ApiError) as caught:
-            client.jobs()
-        assert "secret" not in repr(client) + str(caught.value)
 
 
 def test_fields_of_a_newer_api_are_ignored(api: Api, client: Client) -> None:

@@ -56,16 +56,14 @@ def store(api: Api) -> Store:
         whole, state = (Snapshot(meta, Record()),), floats * average
         checkpoints = ModelCheckpoints(api.storage, job)
         vectors = (lambda: iter([floats])), (lambda: iter([state]))
-        return checkpoints.write(whole, layout, *vectors, text_of(adapter)).name
-
-    def text_of(adapter: object) -> str:
-        return adapter.to_json() if adapter is not None else ""  # type: ignore[attr-defined]
+        text = adapter.to_json() if adapter is not None else ""
+        return checkpoints.write(whole, layout, *vectors, text).name
 
     return store
 
 
-def half_frozen() -> nn.Module:
-    torch.manual_seed(0)
+def half_frozen(seed: int = 0) -> nn.Module:
+    torch.manual_seed(seed)
     model = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2))
     model[0].requires_grad_(False)
     return model
@@ -137,31 +135,25 @@ def test_a_base_without_a_location_is_built_by_the_code(
     # Given a job whose task builds its base
     job = api.submit(task="half_code:Half", seed=5)
     (tmp_path / "half_code.py").write_text(CODE)
-    torch.manual_seed(5)
-    model = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2))
-    model[0].requires_grad_(False)
-    name = store(job, trained(model))
+    model = trained(half_frozen(5))
+    name = store(job, model)
 
     # Then its code is needed
     with pytest.raises(SpecError, match=r"0\.weight of the base was not found .* --working-dir"):
         client.job(job).download(tmp_path / "model.safetensors", name)
     assert not (tmp_path / "model.safetensors").exists()
 
+    # and must build the values that the job has
+    other = api.submit(task="half_code:Half", seed=6)
+    with pytest.raises(SpecError, match=r"0\.weight of the base was not found with the values"):
+        client.job(other).download(
+            tmp_path / "model.safetensors", store(other, half_frozen()), working_dir=tmp_path
+        )
+
     path = client.job(job).download(tmp_path, name, working_dir=tmp_path)
     assert path == tmp_path / f"{job}-{name}"
     loaded = load_file(path)
     assert all(torch.equal(loaded[key], each) for key, each in model.state_dict().items())
-
-
-def test_code_that_builds_another_base_is_refused(
-    api: Api, client: Client, store: Store, tmp_path: Path
-) -> None:
-    job = api.submit(task="other_code:Half", seed=6)
-    (tmp_path / "other_code.py").write_text(CODE)
-    name = store(job, half_frozen())
-
-    with pytest.raises(SpecError, match=r"0\.weight of the base was not found with the values"):
-        client.job(job).download(tmp_path / "model.safetensors", name, working_dir=tmp_path)
 
 
 @pytest.mark.ci

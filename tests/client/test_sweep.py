@@ -8,9 +8,9 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import pytest
+from click.testing import Result
 from support.api_harness import Api, spec
 from support.waiting import PATIENCE, await_truth
 from typer.testing import CliRunner
@@ -36,7 +36,7 @@ from vcasgd.store.ledger.job import JobState
 from vcasgd.store.ledger.leases import Lease, WorkKind
 
 #: Seconds between two evaluations of a job; several looks of a sweep.
-STEP_SECONDS = 0.25
+STEP_SECONDS = 0.1
 JOB_FILE = "{name: digits, task: 'train:Digits', epochs: 3, subtasks_per_epoch: 5, args: {lr: 1}}"
 
 
@@ -80,27 +80,20 @@ class TestTrials:
             grid([Axis("a", ("1",) * 40), Axis("b", ("1",) * 40)])
 
 
-class TestNames:
-    def test_names_tell_the_changes_and_fit(self) -> None:
-        assert member_name("digits", ("args.lr=1e-2", "batch=[8, 4]")) == (
-            "digits--lr-1e-2-batch-8-4"
-        )
-        assert member_name("digits", ("name=other",)) == "digits"
-        names = {member_name("a" * 60, (f"args.lr={one}",)) for one in range(9)}
-        assert len(names) == 9, "long names are cut, and stay distinct"
-        for name in names:
-            JobSpec.parse({"name": name, "task": "train:Digits", "epochs": 1})
+def test_names_tell_the_changes_and_fit() -> None:
+    assert member_name("digits", ("args.lr=1e-2", "batch=[8, 4]")) == ("digits--lr-1e-2-batch-8-4")
+    assert member_name("digits", ("name=other",)) == "digits"
+    names = {member_name("a" * 60, (f"args.lr={one}",)) for one in range(9)}
+    assert len(names) == 9, "long names are cut, and stay distinct"
+    for name in names:
+        JobSpec.parse({"name": name, "task": "train:Digits", "epochs": 1})
 
 
-class TestEarlyStopping:
-    def test_a_job_below_the_median_of_the_same_time_stops(self) -> None:
-        jobs = {"good": [0.5, 0.9], "fair": [0.4, 0.8], "bad": [0.1], "early": []}
+def test_a_job_below_the_median_of_the_same_time_stops() -> None:
+    jobs = {"good": [0.5, 0.9], "fair": [0.4, 0.8], "bad": [0.1], "early": []}
 
-        assert below_median(jobs, after=1) == ["bad"]
-        assert below_median(jobs, after=2) == []
-
-    def test_two_jobs_have_no_median(self) -> None:
-        assert below_median({"good": [0.9], "bad": [0.1]}, after=1) == []
+    assert below_median(jobs, after=1) == ["bad"]
+    assert below_median(jobs, after=2) == [], "two jobs have no median"
 
 
 @contextmanager
@@ -146,6 +139,7 @@ def code(tmp_path: Path) -> Path:
     folder = tmp_path / "code"
     folder.mkdir()
     (folder / "train.py").write_text("class Digits: ...")
+    (folder / "job.yaml").write_text(JOB_FILE)
     return folder
 
 
@@ -154,6 +148,12 @@ def trials(code: Path, *rates: float) -> dict[tuple[str, ...], JobSpec]:
         (f"args.lr={rate}",): spec(epochs=3, args={"lr": rate}, working_dir=str(code))
         for rate in rates
     }
+
+
+def run(api: Api, *words: object) -> Result:
+    """Run a command of the command line against the API."""
+    env = {"VCASGD_API_URL": api.url, "VCASGD_TOKEN": api.token}
+    return CliRunner(env=env).invoke(app, [str(word) for word in words])
 
 
 @pytest.fixture(autouse=True)
@@ -232,44 +232,27 @@ def test_a_budget_ends_a_sweep(api: Api, client: Client, code: Path) -> None:
     assert "the budget is used up" in lines[-1]
 
 
-def test_the_commands_print_a_table_and_json(
-    api: Api, code: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for name, value in {"VCASGD_API_URL": api.url, "VCASGD_TOKEN": api.token}.items():
-        monkeypatch.setenv(name, value)
-    (code / "job.yaml").write_text(JOB_FILE)
-
-    def run(*words: object) -> Any:
-        result = CliRunner().invoke(app, [str(word) for word in words])
-        assert result.exit_code == 0, result.output
-        return result
-
+def test_the_commands_print_a_table_and_json(api: Api, code: Path) -> None:
     with training(api):
-        printed = run("sweep", code / "job.yaml", "--over", "args.lr=2,1", "--yes").stdout
-    heading, *rows = (line.split() for line in printed.splitlines())
+        printed = run(api, "sweep", code / "job.yaml", "--over", "args.lr=2,1", "--yes")
+    assert printed.exit_code == 0, printed.output
+    heading, *rows = (line.split() for line in printed.stdout.splitlines())
     assert heading == ["JOB", "STATE", "BEST", "LR", "SAMPLES", "TOOK", "USD"]
     assert [row[4] for row in rows] == ["1", "2"]
     names = [row[0] for row in rows]
-    found = json.loads(run("compare", *names, "--json").stdout)
+    found = json.loads(run(api, "compare", *names, "--json").stdout)
     assert [row["job"] for row in found] == names
     assert found[0]["differences"] == {"args.lr": 1}
 
 
-def test_a_sweep_with_a_failed_job_says_why_and_exits_with_1(
-    api: Api, code: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for name, value in {"VCASGD_API_URL": api.url, "VCASGD_TOKEN": api.token}.items():
-        monkeypatch.setenv(name, value)
-    (code / "job.yaml").write_text(JOB_FILE)
-
+def test_a_sweep_with_a_failed_job_says_why_and_exits_with_1(api: Api, code: Path) -> None:
     def fail() -> None:
         await_truth(api.jobs.active)
         api.finish(*api.jobs.active(), to=JobState.FAILED)
 
     with ThreadPoolExecutor() as executor:
         failing = executor.submit(fail)
-        words = ["sweep", str(code / "job.yaml"), "--over", "args.lr=2", "--yes"]
-        result = CliRunner().invoke(app, words)
+        result = run(api, "sweep", code / "job.yaml", "--over", "args.lr=2", "--yes")
         failing.result()
 
     assert result.exit_code == 1
