@@ -29,16 +29,12 @@ def spec(folder: Path, files: dict[str, str], **fields: Any) -> JobSpec:
         ({"train.py": TASK}, {"task": "train:Digit"}, "task", "has no Digit .*mean Digits?"),
         ({"train.py": TASK}, {"task": "tain.py"}, "task", "there is no tain.py .*mean train.py?"),
         ({"train.py": TASK}, {"requirements": "r.txt"}, "requirements", "there is no r.txt in"),
-        (
-            {"train.py": TASK, "r.txt": "", ".vcasgdignore": "*.txt"},
-            {"requirements": "r.txt"},
-            "requirements",
-            "r.txt is excluded by .vcasgdignore",
-        ),
+        ({"train.py": TASK, "r.txt": "", ".vcasgdignore": "*.txt"}, {"requirements": "r.txt"},
+         "requirements", "r.txt is excluded by .vcasgdignore"),
         ({"train.py": TASK}, {"start_from": "w.safetensors"}, "start_from", "no w.safetensors in"),
         ({"train.py": TASK, "lib/a.py": ""}, {"task": "lib.b:X"}, "task", "no module lib.b in"),
     ],
-)
+)  # fmt: skip
 def test_what_is_missing_or_misspelled_is_an_error(
     tmp_path: Path, files: dict[str, str], fields: dict[str, Any], field: str, message: str
 ) -> None:
@@ -65,18 +61,17 @@ def test_a_missing_library_is_a_warning_unless_the_job_installs_some(tmp_path: P
 
 
 @pytest.mark.parametrize(
-    "text",
+    ("name", "text"),
     [
-        "from elsewhere import Digits\n",
-        "Digits = make()\n",
-        "try:\n    from a import Digits\nexcept ImportError:\n    Digits = None\n",
-        "from library import *\n",
+        ("train.py", "from elsewhere import Digits\n"),
+        ("train.py", "Digits = make()\n"),
+        ("train.py", "try:\n    from a import Digits\nexcept ImportError:\n    Digits = None\n"),
+        ("train.py", "from library import *\n"),
+        ("train/__init__.py", TASK),
     ],
 )
-def test_a_class_can_come_from_elsewhere(tmp_path: Path, text: str) -> None:
-    check_files(spec(tmp_path, {"train.py": text, "r.txt": ""}, requirements="r.txt"))
-
-
-@pytest.mark.parametrize("name", ["train.py", "train/__init__.py"])
-def test_a_task_is_found_in_a_module_or_a_package(tmp_path: Path, name: str) -> None:
-    assert check_files(spec(tmp_path, {name: TASK})) == []
+def test_a_class_is_found_in_a_package_or_comes_from_elsewhere(
+    tmp_path: Path, name: str, text: str
+) -> None:
+    files = {name: text, "r.txt": ""}
+    assert check_files(spec(tmp_path, files, requirements="r.txt")) == []

@@ -166,15 +166,12 @@ def task_over(dataset: Any) -> Any:
     return task
 
 
-def test_an_iterable_data_set_with_indices_keeps_its_own_order() -> None:
-    data = TrainingSet.of(task_over(Indexed(shuffle=False)), seed=0)
+def test_an_iterable_data_set_with_indices_keeps_its_order_or_its_shards() -> None:
+    ordered, data = (
+        TrainingSet.of(task_over(Indexed(shuffle=shuffle)), seed=0) for shuffle in (False, True)
+    )
 
-    assert isinstance(data.order, InOrder)
-
-
-def test_shards_of_a_shuffled_streaming_data_set_are_read_together() -> None:
-    data = TrainingSet.of(task_over(Indexed(shuffle=True)), seed=0)
-
+    assert isinstance(ordered.order, InOrder)
     assert data.order is None
     assert data.blocks is not None
     assert data.blocks.sizes == (3, 3, 2)
@@ -193,19 +190,13 @@ def test_a_loader_as_a_task_s_data_set_is_refused() -> None:
         TrainingSet.of(task, seed=0)
 
 
-def test_an_epoch_with_fewer_draws_is_an_error() -> None:
-    draws = Draws(Shrinks(), DATA, seed=0)
-
+def test_a_sampler_that_changes_is_an_error() -> None:
     with pytest.raises(UserCodeError, match="has 19 draws in epoch 2, and 20 in the first"):
-        draws.indices(1, 0, 1)
+        Draws(Shrinks(), DATA, seed=0).indices(1, 0, 1)
 
-
-def test_weights_that_change_are_an_error() -> None:
     sampler = WeightedRandomSampler(torch.arange(20.0), 50)
     draws = Draws(sampler, DATA, seed=0)
-
     sampler.weights[3] = 9.0
-
     with pytest.raises(UserCodeError, match="was changed while the job trains"):
         draws.indices(1, 0, 1)
 

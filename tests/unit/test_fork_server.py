@@ -106,12 +106,21 @@ class Forks:
         self.server.wait(PATIENCE)
 
 
-@pytest.fixture
-def forks(tmp_path: Path) -> Iterator[Forks]:
-    forks = Forks(tmp_path)
-    await_truth(forks.is_ready)
-    yield forks
-    forks.end()
+@contextmanager
+def served(folder: Path, **options: float) -> Iterator[Forks]:
+    forks = Forks(folder, **options)
+    try:
+        await_truth(forks.is_ready)
+        yield forks
+    finally:
+        forks.end()
+
+
+@pytest.fixture(scope="module")
+def forks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Forks]:
+    """A server that no test ends."""
+    with served(tmp_path_factory.mktemp("forks")) as forks:
+        yield forks
 
 
 def gone(process: psutil.Process) -> bool:
@@ -168,9 +177,9 @@ def test_command_ends_with_its_client(forks: Forks) -> None:
     await_truth(lambda: gone(process))
 
 
-def test_commands_end_with_the_server(forks: Forks) -> None:
-    command, process = forks.hanging()
-    forks.end()
+def test_commands_end_with_the_server(tmp_path: Path) -> None:
+    with served(tmp_path) as forks:
+        command, process = forks.hanging()
     assert command.wait(PATIENCE) == 1
     await_truth(lambda: gone(process))
     with pytest.raises(OSError, match="refused"):
@@ -207,13 +216,8 @@ def test_silent_and_invalid_clients_delay_nobody(forks: Forks) -> None:
 
 
 def test_a_client_that_stays_silent_is_dropped(tmp_path: Path) -> None:
-    forks = Forks(tmp_path, request_seconds=0.2)
-    await_truth(forks.is_ready)
-    try:
-        with forks.connect() as silent:
-            assert silent.recv(1) == b""
-    finally:
-        forks.end()
+    with served(tmp_path, request_seconds=0.2) as forks, forks.connect() as silent:
+        assert silent.recv(1) == b""
 
 
 def test_a_client_waits_while_the_server_can_open_nothing(forks: Forks) -> None:

@@ -69,19 +69,12 @@ def test_subtasks_of_large_models_are_longer(millions: int, workers: int, subtas
 
 
 @pytest.mark.parametrize(
-    ("fields", "recorded", "subtasks"),
-    [
-        ({}, None, 15),
-        ({"subtasks_per_epoch": 4}, None, 4),
-        ({}, 7, 7),
-        # Facts of version 0.1.0 contain no number of subtasks.
-        ({"subtasks_per_epoch": 4}, 4, 4),
-    ],
+    ("given", "recorded", "subtasks"), [(None, None, 15), (4, None, 4), (None, 7, 7), (4, 4, 4)]
 )
 def test_subtasks_are_recorded_or_set_or_chosen(
-    fields: dict[str, Any], recorded: int | None, subtasks: int
+    given: int | None, recorded: int | None, subtasks: int
 ) -> None:
-    plan = plan_for(spec_of(**fields), 4_000, 64, subtasks=recorded)
+    plan = plan_for(spec_of(subtasks_per_epoch=given), 4_000, 64, subtasks=recorded)
 
     assert plan.subtasks_per_epoch == subtasks
     assert (plan.samples, plan.epochs, plan.seed) == (4_000, 3, 5)

@@ -20,7 +20,10 @@ def trained(job_batch: int, workers: int, seconds: float = 1.0) -> LocalBatch:
     [(32, 1, 32), (32, 4, 8), (32, 3, 32 / 3), (32, 100, 2), (1, 1, 1), (2, 4, 2), (32, 0, 32)],
 )
 def test_starts_with_an_equal_part(job_batch: int, workers: int, size: float) -> None:
-    assert LocalBatch(job_batch, workers).size == pytest.approx(size)
+    batch = LocalBatch(job_batch, workers)
+    assert batch.size == pytest.approx(size)
+    batch.follow(0, 0, 0.0, 0.0)
+    assert batch.size == pytest.approx(size), "before the first round"
 
 
 @pytest.mark.parametrize(
@@ -51,66 +54,27 @@ def test_a_new_worker_starts_with_a_batch_like_those_of_the_others() -> None:
     assert [batch.size for batch in batches] == [pytest.approx(32 / 3)] * 3
 
 
-def test_each_version_counts_once() -> None:
-    batch = trained(32, 4)
-
-    batch.follow(1, 2, 16.0, 0.0)
-    batch.follow(1, 2, 16.0, 0.0)
-
-    assert batch.size == 16
-
-
-def test_nothing_changes_before_the_first_round() -> None:
-    batch = LocalBatch(32, 4)
-
-    batch.follow(0, 0, 0.0, 0.0)
-
-    assert batch.size == 8
-
-
-@pytest.mark.parametrize(
-    ("seconds", "size"),
-    [(1.0, 8), (1.1, 8), (2.0, 4), (0.5, 16), (100.0, 2)],
-    ids=["equal", "noise", "slow", "fast", "far-too-slow"],
-)
-def test_a_slow_worker_takes_fewer_samples(seconds: float, size: float) -> None:
-    batch = trained(32, 4, seconds)
-
-    batch.follow(1, 4, 32.0, 1.0)
-
-    assert batch.size == pytest.approx(size)
-
-
 @pytest.mark.parametrize(
     ("seconds", "size"),
     [
-        ((4.0,), 8),
-        ((4.0, 4.0), 2),
-        ((0.9, 4.0, 2.5), 8 / 2.5),
-        ((0.25, 0.5), 16),
-        ((4.0, 1.0), 8),
-        ((1.5, 1.5), 8),
+        pytest.param((1.0,) * MIN_INTERVALS, 8, id="equal"),
+        pytest.param((1.1,) * MIN_INTERVALS, 8, id="noise"),
+        pytest.param((2.0,) * MIN_INTERVALS, 4, id="slow"),
+        pytest.param((0.5,) * MIN_INTERVALS, 16, id="fast"),
+        pytest.param((100.0,) * MIN_INTERVALS, 2, id="far too slow"),
+        pytest.param((4.0,), 8, id="once"),
+        pytest.param((0.9, 4.0, 2.5), 8 / 2.5, id="since a while"),
+        pytest.param((0.25, 0.5), 16, id="less and less fast"),
+        pytest.param((4.0, 1.0), 8, id="a pause"),
+        pytest.param((1.5, 1.5), 8, id="slightly, twice"),
+        # A small difference counts if it is steady.
+        pytest.param((1.1,) * 5, 8 / 1.1, id="steady"),
+        pytest.param((1.1,) * 4, 8, id="too few"),
+        pytest.param((1.1, 1.1, 1.0, 1.1, 1.1), 8, id="not always"),
+        pytest.param((1.03,) * 5, 8, id="too small"),
     ],
-    ids=["once", "twice", "since-a-while", "fast", "a-pause", "slightly"],
 )
-def test_a_clear_difference_changes_the_batch_after_two_intervals(
-    seconds: tuple[float, ...], size: float
-) -> None:
-    batch = LocalBatch(32, 4)
-    for each in seconds:
-        batch.measure(each)
-
-    batch.follow(1, 4, 32.0, 1.0)
-
-    assert batch.size == pytest.approx(size)
-
-
-@pytest.mark.parametrize(
-    ("seconds", "size"),
-    [((1.1,) * 5, 8 / 1.1), ((1.1,) * 4, 8), ((1.1, 1.1, 1.0, 1.1, 1.1), 8), ((1.03,) * 5, 8)],
-    ids=["steady", "too-few", "not-always", "too-small"],
-)
-def test_a_small_difference_counts_if_it_is_steady(seconds: tuple[float, ...], size: float) -> None:
+def test_a_slow_worker_takes_fewer_samples(seconds: tuple[float, ...], size: float) -> None:
     batch = LocalBatch(32, 4)
     for each in seconds:
         batch.measure(each)
@@ -123,9 +87,20 @@ def test_a_small_difference_counts_if_it_is_steady(seconds: tuple[float, ...], s
 def test_speed_is_known_when_the_number_of_workers_has_changed() -> None:
     batch = trained(32, 4, 1.0)
 
-    batch.follow(1, 2, 16.0, 0.0)
+    # Each version counts once.
+    for _ in range(2):
+        batch.follow(1, 2, 16.0, 0.0)
 
     assert (batch.size, batch.step_seconds) == (16, 2.0)
+
+
+def test_speed_is_measured_again_after_a_change() -> None:
+    batch = trained(32, 4, 2.0)
+
+    for version in (1, 2):
+        batch.follow(version, 4, 32.0, 1.0)
+
+    assert (batch.size, batch.step_seconds) == (4, 0.0)
 
 
 def test_workers_find_their_parts_in_one_round() -> None:
@@ -137,12 +112,3 @@ def test_workers_find_their_parts_in_one_round() -> None:
         batch.follow(1, 4, 32.0, 32 / sum(paces))
 
     assert [each.size for each in batches] == pytest.approx([32 * pace / 260 for pace in paces])
-
-
-def test_speed_is_measured_again_after_a_change() -> None:
-    batch = trained(32, 4, 2.0)
-    batch.follow(1, 4, 32.0, 1.0)
-
-    batch.follow(2, 4, 32.0, 1.0)
-
-    assert (batch.size, batch.step_seconds) == (4, 0.0)

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-import vcasgd
 from vcasgd.errors import UserCodeError
 from vcasgd.limits import MAX_LOGGED
 from vcasgd.task.logged import LoggedSums
@@ -58,30 +54,3 @@ def test_names_that_never_end_are_refused() -> None:
 
     with pytest.raises(UserCodeError, match=f"more than {MAX_LOGGED} metrics"):
         collector.add({"another": 1.0})
-
-
-@pytest.mark.ci
-def test_a_script_on_its_own_prints_the_means_after_an_epoch(tmp_path: Path) -> None:
-    (tmp_path / "train.py").write_text(
-        """
-import torch, vcasgd
-model = torch.nn.Linear(1, 1)
-session = vcasgd.Session(model, torch.optim.SGD(model.parameters(), lr=0.0))
-data = [torch.ones(1)] * 4
-
-@session.evaluation(data)
-def judge(model, batch):
-    return {"ones": batch.sum(), "count": torch.tensor(len(batch))}
-
-for number, batch in enumerate(session.batches(data, batch_size=2)):
-    vcasgd.log({"number": number})
-    session.step(model(batch).mean())
-"""
-    )
-
-    done = subprocess.run(
-        [sys.executable, "train.py"], cwd=tmp_path, capture_output=True, text=True, check=True
-    )
-
-    assert done.stdout == "epoch 1: ones 1.0000, number 0.5000\n"
-    assert vcasgd.log

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 
+from support.fleet_records import machine
+
 from vcasgd.controller.fleet.machine_timeline import (
     SPANS_KEPT,
     MachinePhase,
@@ -14,28 +16,10 @@ from vcasgd.controller.fleet.machine_timeline import (
     advance,
     expired,
 )
-from vcasgd.schemas.fleet import Machine, MachineState
 
 NEW = MachineTimeline("local", "z", "process", spot=True, price_per_hour=0.1)
-MACHINE = Machine(
-    id="i",
-    pool="local",
-    state=MachineState.RUNNING,
-    launched_at=1.0,
-    notice_at=None,
-    host="",
-    price_per_hour=0.1,
-    spot=True,
-    zone="z",
-    machine_type="process",
-)
-B, R, N, D, X = (
-    MachinePhase.BOOTING,
-    MachinePhase.RUNNING,
-    MachinePhase.NOTICE,
-    MachinePhase.DRAINING,
-    MachinePhase.DEAD,
-)
+MACHINE = machine("i", 1.0, "local", price_per_hour=0.1, zone="z", machine_type="process")
+B, R, N, D, X = map(MachinePhase, ("booting", "running", "notice", "draining", "dead"))
 
 
 def seen(phase: MachinePhase, launched_at: float = 1.0) -> Sighting:
@@ -60,6 +44,9 @@ def test_killed_machine_is_lost_without_a_notice() -> None:
 
     assert spans(timeline) == [(B, 1.0, 2.0), (R, 2.0, 3.0), (X, 3.0, None)]
     assert (timeline.reason, timeline.lost_at) == ("lost without a notice", 3.0)
+    row = json.loads(json.dumps(timeline.to_row()))
+    assert MachineTimeline.from_row(row) == timeline
+    assert row["spans"][0] == {"state": "booting", "from": 1.0, "to": 2.0}
 
 
 def test_machine_that_goes_to_another_job_is_not_dead_and_can_return() -> None:
@@ -132,15 +119,6 @@ def test_description_is_updated_when_more_is_known() -> None:
     timeline = after((2.0, {"i": unknown}, {}), (3.0, {"i": seen(B)}, {}))["i"]
 
     assert (timeline.zone, spans(timeline)) == ("z", [(B, 1.0, None)])
-
-
-def test_timeline_is_the_same_after_json() -> None:
-    timeline = after((2.0, {"i": seen(R)}, {}), (3.0, {}, {"i": None}))["i"]
-
-    row = json.loads(json.dumps(timeline.to_row()))
-
-    assert MachineTimeline.from_row(row) == timeline
-    assert row["spans"][0] == {"state": "booting", "from": 1.0, "to": 2.0}
 
 
 def test_number_of_spans_is_bounded() -> None:

@@ -6,11 +6,10 @@ import io
 import os
 import threading
 import zipfile
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from support.waiting import PATIENCE
 
 from vcasgd.errors import PackageError
@@ -20,12 +19,10 @@ from vcasgd.task.package import IGNORE_FILE, check, digest_of, pack, unpack
 LIMIT = 1_000_000
 
 
-def write(directory: Path, **files: str) -> Path:
-    """Write files; ``a__b_py`` stands for ``a/b.py``."""
+def write(directory: Path, files: dict[str, str]) -> Path:
     for name, text in files.items():
-        path = directory / name.replace("__", "/").replace("_py", ".py")
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text)
+        (directory / name).parent.mkdir(parents=True, exist_ok=True)
+        (directory / name).write_text(text)
     return directory
 
 
@@ -42,76 +39,55 @@ def zip_of(*names: str) -> bytes:
     return buffer.getvalue()
 
 
+#: Files of a job, in the order of a package.
+FILES = {"lib/model.py": "x = 1", "train.py": "import torch"}
+
+
 @pytest.fixture
 def source(tmp_path: Path) -> Path:
-    return write(tmp_path / "source", train_py="import torch", lib__model_py="x = 1")
+    return write(tmp_path / "source", FILES)
 
 
 class TestPack:
     def test_equal_content_gives_equal_bytes(self, source: Path, tmp_path: Path) -> None:
         """The order of creation, times, and permissions of files don't matter."""
-        twin = tmp_path / "twin"
-        write(twin, lib__model_py="x = 1")
-        write(twin, train_py="import torch")
+        twin = write(tmp_path / "twin", dict(reversed(FILES.items())))
         os.utime(twin / "train.py", (0, 2_000_000_000))
         (twin / "train.py").chmod(0o755)
 
         assert pack(source, LIMIT) == pack(twin, LIMIT)
 
     @pytest.mark.parametrize(
-        "name",
-        [".git__config", "lib__.venv__x", "__pycache____x", "node_modules__x", "a.pyc", ".ssh__id"],
-    )
-    def test_built_in_patterns_are_ignored(self, source: Path, name: str) -> None:
-        path = source / name.replace("__pycache__", "PYCACHE").replace("__", "/").replace(
-            "PYCACHE", "__pycache__/"
-        )
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text("x")
-
-        assert names(pack(source, LIMIT)) == ["lib/model.py", "train.py"]
-
-    @pytest.mark.parametrize(
-        "pattern",
-        ["data/", "*.bin", "# a comment\n\n  data/raw  ", "/data", "data/**"],
-    )
-    def test_patterns_of_the_ignore_file_are_ignored(self, source: Path, pattern: str) -> None:
-        (source / "data" / "raw").mkdir(parents=True)
-        (source / "data" / "raw" / "big.bin").write_bytes(bytes(100))
-        (source / IGNORE_FILE).write_text(pattern)
-
-        assert names(pack(source, LIMIT)) == [IGNORE_FILE, "lib/model.py", "train.py"]
-
-    @pytest.mark.parametrize(
-        "patterns",
+        ("name", "patterns"),
         [
-            "/big.bin",
-            "*.bin\n!big.bin",
-            "data/raw?big.bin",
+            *((name, None) for name in (".git/config", "lib/.venv/x", "__pycache__/x", "a.pyc")),
+            *((name, None) for name in (".ssh/id", "node_modules/x")),
+            ("node_modules", "!node_modules"),
+            *(("data/raw/big.bin", each) for each in ("data/", "*.bin", "/data", "data/**")),
+            ("data/raw/big.bin", "# a comment\n\n  data/raw  "),
         ],
     )
+    def test_files_of_a_pattern_are_ignored(
+        self, source: Path, name: str, patterns: str | None
+    ) -> None:
+        """Built-in patterns can't be included again."""
+        write(source, {name: "x", **({IGNORE_FILE: patterns} if patterns else {})})
+
+        assert set(names(pack(source, LIMIT))) - {IGNORE_FILE} == set(FILES)
+
+    @pytest.mark.parametrize("patterns", ["/big.bin", "*.bin\n!big.bin", "data/raw?big.bin"])
     def test_other_files_are_kept(self, source: Path, patterns: str) -> None:
-        write(source, data__sub__big="")
-        (source / "data" / "sub" / "big").rename(source / "data" / "sub" / "big.bin")
-        (source / IGNORE_FILE).write_text(patterns)
+        write(source, {"data/sub/big.bin": "", IGNORE_FILE: patterns})
 
         assert "data/sub/big.bin" in names(pack(source, LIMIT))
 
-    def test_built_in_patterns_can_not_be_re_included(self, source: Path) -> None:
-        write(source, node_modules="x")
-        (source / IGNORE_FILE).write_text("!node_modules")
-
-        assert "node_modules" not in names(pack(source, LIMIT))
-
     def test_a_home_of_a_stack_is_never_packed(self, source: Path) -> None:
         # A first job is often written in the home folder, in which the stack's is, too.
-        home = source / "state"
-        (home / "ledger").mkdir(parents=True)
-        for name in ("stack.lock", "token", "secrets.json", "ledger/server.conf"):
-            (home / name).write_text("a password")
-        (source / IGNORE_FILE).write_text("!state")
+        home = ("stack.lock", "token", "secrets.json", "ledger/server.conf")
+        write(source, {f"state/{name}": "a password" for name in home})
+        write(source, {IGNORE_FILE: "!state"})
 
-        assert names(pack(source, LIMIT)) == [IGNORE_FILE, "lib/model.py", "train.py"]
+        assert names(pack(source, LIMIT)) == [IGNORE_FILE, *FILES]
 
     def test_invalid_pattern_names_the_file(self, source: Path) -> None:
         (source / IGNORE_FILE).write_text("!")
@@ -125,7 +101,7 @@ class TestPack:
         (source / "dangling").symlink_to(source / "nowhere")
         os.mkfifo(source / "pipe")
 
-        assert names(pack(source, LIMIT)) == ["lib/model.py", "train.py"]
+        assert names(pack(source, LIMIT)) == [*FILES]
 
     def test_package_above_the_limit_names_the_largest_files(self, source: Path) -> None:
         for megabytes in (1, 2, 3, 4):
@@ -160,23 +136,16 @@ class TestUnpack:
 
     def test_concurrent_unpacks(self, tmp_path: Path) -> None:
         """Workers on one machine share a cache; none sees an incomplete package."""
-        source = tmp_path / "source"
-        source.mkdir()
-        for number in range(200):
-            (source / f"m{number}.py").write_text(str(number))
+        source = write(tmp_path / "source", {f"m{number}.py": "" for number in range(200)})
         data, cache = pack(source, LIMIT), tmp_path / "cache"
-        start, seen = threading.Barrier(8), []
+        start = threading.Barrier(8)
 
-        def work() -> None:
+        def work() -> int:
             start.wait(PATIENCE)
-            target = unpack(data, digest_of(data), cache)
-            seen.append(len(list(target.iterdir())))
+            return len(list(unpack(data, digest_of(data), cache).iterdir()))
 
-        threads = [threading.Thread(target=work) for _ in range(8)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join(PATIENCE)
+        with ThreadPoolExecutor(8) as pool:
+            seen = [future.result(PATIENCE) for future in [pool.submit(work) for _ in range(8)]]
 
         assert seen == [200] * 8
         assert [path.name for path in cache.iterdir()] == [digest_of(data)]
@@ -223,41 +192,18 @@ class TestUnpack:
         with pytest.raises(PackageError, match="more than"):
             unpack(data, digest_of(data), tmp_path / "cache")
 
-    @given(st.lists(st.text(max_size=20), min_size=1, max_size=4))
-    def test_no_name_leads_outside(self, parts: list[str]) -> None:
-        name = "/".join(parts)
-        buffer = io.BytesIO()
-        with zipfile.ZipFile(buffer, "w") as archive:
-            try:
-                archive.writestr(name, "x")
-            except (ValueError, IndexError):
-                return  # A zip can't contain this name.
-        try:
-            check(buffer.getvalue())
-        except PackageError:
-            return
-        base = Path("/base/inner")
-        assert (base / name.split("\0")[0]).resolve().is_relative_to(base)
-
-    def test_other_data_than_a_zip_is_refused(self, tmp_path: Path) -> None:
-        data = b"not a zip"
-
-        with pytest.raises(PackageError, match="not a readable zip"):
-            check(data)
-        with pytest.raises(PackageError, match="not a readable zip"):
-            unpack(data, digest_of(data), tmp_path / "cache")
-        assert list((tmp_path / "cache").glob("*")) == []
-
     def test_unreadable_zip_is_refused(self, tmp_path: Path) -> None:
-        """The zip is encrypted or has a flipped bit."""
+        """It is none, is encrypted, or has a flipped bit."""
+        with pytest.raises(PackageError, match="not a readable zip"):
+            check(b"not a zip")
         whole = zip_of("train.py")
         encrypted = bytearray(whole)
         encrypted[encrypted.index(b"PK\x01\x02") + 8] |= 1
         encrypted[6] |= 1
         flipped = bytearray(whole)
         flipped[flipped.index(b"content")] ^= 1
-        for data in map(bytes, (encrypted, flipped)):
-            with pytest.raises(PackageError, match="can't be read"):
+        for data in map(bytes, (b"not a zip", encrypted, flipped)):
+            with pytest.raises(PackageError, match=r"can't be read|not a readable zip"):
                 unpack(data, digest_of(data), tmp_path / "cache")
             assert list((tmp_path / "cache").glob("*")) == []
 

@@ -11,7 +11,7 @@ from vcasgd.learning.permutation import CHUNK, SHUFFLED, permuted
 from vcasgd.learning.subtasks import EpochPlan, SampleBlocks
 
 SIZE = 200_003
-SEEDS = [(0, 0), (0, 1), (7, 0)]
+SEEDS = [(0, 0), (7, 0)]
 
 
 @pytest.mark.parametrize(

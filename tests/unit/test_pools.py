@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -46,14 +47,10 @@ def test_default_is_the_local_pool() -> None:
     assert (pool.name, pool.zones, pool.labels) == ("local", ("local",), frozenset())
 
 
-def test_file_keeps_its_order(tmp_path: Path) -> None:
+def test_pools_keep_their_order_and_have_the_template_of_their_provider(tmp_path: Path) -> None:
     path = tmp_path / "pools.yaml"
-    path.write_text("pools:\n  - {name: b, provider: local}\n  - {name: a, provider: local}\n")
-    assert [pool.name for pool in load_pools(path)] == ["b", "a"]
-
-
-def test_each_provider_has_its_own_template() -> None:
-    aws, gcp = parse_pools({"pools": [AWS, GCP]})
+    path.write_text(json.dumps({"pools": [GCP, AWS]}))
+    gcp, aws = load_pools(path)
     assert isinstance(aws, AwsPoolSpec)
     assert aws.template.version == "$Default"
     assert isinstance(gcp, GcpPoolSpec)
@@ -89,15 +86,16 @@ def test_invalid_pool_names_its_field(pool: object, field: str, words: str) -> N
     assert words in str(caught.value)
 
 
-@pytest.mark.parametrize("value", [None, [], {}, {"pools": []}, {"pools": {"a": 1}}])
-def test_file_without_pools(value: object) -> None:
-    with pytest.raises(SpecError, match="at least one"):
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        *((each, "at least one") for each in (None, [], {}, {"pools": []}, {"pools": {"a": 1}})),
+        ({"pools": [AWS, AWS]}, r"pools\.1\.name: duplicate pool aws-spot"),
+    ],
+)
+def test_invalid_list_is_refused(value: object, message: str) -> None:
+    with pytest.raises(SpecError, match=message):
         parse_pools(value)
-
-
-def test_duplicate_name() -> None:
-    with pytest.raises(SpecError, match=r"pools\.1\.name: duplicate pool aws-spot"):
-        parse_pools({"pools": [AWS, AWS]})
 
 
 SPOT = PoolStatus("spot")

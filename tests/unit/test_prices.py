@@ -47,12 +47,6 @@ def test_what_the_cloud_tells_precedes_the_package_and_follows_the_users_file(
     assert table.price("us-east-2", "m5.large").source != price.source
 
 
-def test_google_spot_prices_are_in_the_table() -> None:
-    price = PriceTable.load("gcp").price("us-central1", "n2-standard-4")
-    assert price.spot is not None
-    assert 0 < price.spot < price.on_demand
-
-
 @pytest.mark.parametrize(
     ("kind", "gpus", "on_demand"),
     [("g2-standard-4", 1, 0.70683), ("a2-highgpu-8g", 8, 29.38708), ("a3-highgpu-8g", 8, 87.83246)],

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import io
 import random
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from PIL import Image
-from torch import Tensor, nn
-from torch.optim import Optimizer
+from torch import Tensor
 from torch.utils.data import Dataset
 
 import vcasgd
@@ -36,26 +35,15 @@ class Samples(Dataset[Any]):
         return self.sample(index)
 
 
-class Reading(vcasgd.Task):
-    def __init__(self, loader_workers: int = 0) -> None:
-        self.loader_workers = loader_workers
-
-    def model(self) -> nn.Module:
-        raise NotImplementedError
-
-    def dataset(self, split: str) -> Dataset[Any]:
-        raise NotImplementedError
-
-    def loss(self, model: nn.Module, batch: Any) -> Tensor:
-        raise NotImplementedError
-
-    def optimizer(self, parameters: Iterable[nn.Parameter]) -> Optimizer:
-        raise NotImplementedError
+def task_of(loader_workers: int = 0) -> vcasgd.Task:
+    task = vcasgd.Task()
+    task.loader_workers = loader_workers
+    return task
 
 
 def content(sample: Callable[[int], Any], length: int = LENGTH, workers: int = 0) -> SampleContent:
     """Return the content as another machine gets it."""
-    read = SampleContent.of(Reading(workers), Samples(sample, length), length)
+    read = SampleContent.of(task_of(workers), Samples(sample, length), length)
     return SampleContent.from_json(read.to_json())
 
 
@@ -128,23 +116,24 @@ def test_a_small_data_set_is_read_whole_or_nearly(length: int) -> None:
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_what_is_drawn_changes_no_random_number_of_training(workers: int) -> None:
-    torch.manual_seed(1)
-    random.seed(1)
-    np.random.seed(1)
-    drawn = torch.rand(1), random.random(), np.random.rand()
-    torch.manual_seed(1)
-    random.seed(1)
-    np.random.seed(1)
+    def draw(_: int = 0) -> tuple[Any, ...]:
+        return torch.rand(1), random.random(), np.random.rand()
 
-    content(lambda _: (torch.rand(1), random.random(), np.random.rand()), workers=workers)
+    for seed in (torch.manual_seed, random.seed, np.random.seed):
+        seed(1)
+    drawn = draw()
+    for seed in (torch.manual_seed, random.seed, np.random.seed):
+        seed(1)
 
-    assert (torch.rand(1), random.random(), np.random.rand()) == drawn
+    content(draw, workers=workers)
+
+    assert draw() == drawn
 
 
 def test_a_data_set_of_loader_processes_is_not_read_in_this_one() -> None:
     dataset = Samples(lambda index: index)
 
-    read = SampleContent.of(Reading(1), dataset, LENGTH)
+    read = SampleContent.of(task_of(1), dataset, LENGTH)
 
     assert len(read.samples) == 16
     assert dataset.read == []
@@ -176,8 +165,10 @@ def test_a_slow_data_set_is_read_for_a_limited_time(monkeypatch: pytest.MonkeyPa
 
 
 def test_nothing_stable_means_nothing_to_compare() -> None:
-    assert content(lambda _: torch.rand(5)).samples == {}
-    assert content(lambda _: torch.rand(5)).difference(content(lambda index: index)) is None
+    unstable = content(lambda _: torch.rand(5))
+
+    assert unstable.samples == {}
+    assert unstable.difference(content(lambda index: index)) is None
 
 
 @pytest.mark.parametrize("text", ["", "x", "[]", "3", '{"samples": {"a": 1}}', "[" * 100_000])
@@ -188,4 +179,4 @@ def test_what_a_worker_made_up_compares_nothing(text: str) -> None:
 def test_facts_stay_small() -> None:
     many = {str(each): torch.randn(1000) for each in range(100)}
 
-    assert len(SampleContent.of(Reading(), Samples(lambda _: many), LENGTH).to_json()) < 50_000
+    assert len(SampleContent.of(task_of(), Samples(lambda _: many), LENGTH).to_json()) < 50_000

@@ -148,9 +148,7 @@ class TestMasking:
         assert masked("of second line and first line") == "of *** and ***"
         assert masked("short") == "short"
 
-    def test_log_records_and_tracebacks_lack_them(
-        self, configured: io.StringIO, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_log_records_and_tracebacks_lack_them(self, configured: io.StringIO) -> None:
         hide([SECRET])
         try:
             raise RuntimeError(f"401 for {SECRET}")

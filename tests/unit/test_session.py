@@ -47,10 +47,14 @@ def run_loop(
     return collected
 
 
-def test_each_epoch_has_every_sample_once_in_a_different_order() -> None:
+def batches_of(*args: object, **given: object) -> list[Tensor]:
+    """Return the batches of a loop over these data."""
     model = line()
+    return run_loop(session_of(model), model, *args, **given)
 
-    batches = run_loop(session_of(model), model, DATA, 4, epochs=2)
+
+def test_each_epoch_has_every_sample_once_in_a_different_order() -> None:
+    batches = batches_of(DATA, 4, epochs=2)
 
     assert [len(batch) for batch in batches] == [4, 4, 2] * 2
     first, second = (torch.cat(batches[cut : cut + 3]).flatten() for cut in (0, 3))
@@ -62,8 +66,7 @@ def test_order_follows_the_seed_of_torch() -> None:
     orders = []
     for _ in range(2):
         torch.manual_seed(5)
-        model = line()
-        orders.append(torch.cat(run_loop(session_of(model), model, DATA, 4)))
+        orders.append(torch.cat(batches_of(DATA, 4)))
 
     assert torch.equal(*orders)
 
@@ -84,47 +87,34 @@ def test_step_is_that_of_the_optimizer() -> None:
 
 
 def test_loader_keeps_batch_size_and_collate_function() -> None:
-    model = line()
     loader = DataLoader(DATA, batch_size=5, shuffle=True, collate_fn=lambda _: [torch.ones(3, 1)])
 
-    batches = run_loop(session_of(model), model, loader)
-
-    assert [len(batch) for batch in batches] == [3, 3]
+    assert [len(batch) for batch in batches_of(loader)] == [3, 3]
 
 
 @pytest.mark.parametrize(
     ("loader", "epoch"),
     [
         (DataLoader(DATA, batch_size=4), [range(4), range(4, 8), range(8, 10)]),
-        (DataLoader(DATA, batch_size=3, sampler=[5, 5, 1, 7]), [[5, 5, 1], [7]]),
+        # A single last sample joins the batch before it.
+        (DataLoader(DATA, batch_size=3, sampler=[5, 5, 1, 7]), [[5, 5, 1, 7]]),
         (DataLoader(DATA, batch_sampler=[[0, 1], [2], [9, 8, 7]]), [[0, 1], [2], [9, 8, 7]]),
-        (DataLoader(DATA, batch_sampler=BatchSampler([3, 2, 1], 2, False)), [[3, 2], [1]]),
+        (DataLoader(DATA, batch_sampler=BatchSampler([3, 2, 1], 2, False)), [[3, 2, 1]]),
         (DataLoader(Lines(), batch_size=4), [range(4), range(4, 8), range(8, 10)]),
     ],
     ids=["unshuffled", "sampler", "batch sampler", "torch's batches", "iterable"],
 )
 def test_a_loader_keeps_its_order(loader: DataLoader[object], epoch: list[list[int]]) -> None:
-    model = line()
+    batches = batches_of(loader, epochs=2)
 
-    batches = run_loop(session_of(model), model, loader, epochs=2)
-
-    wanted = [[float(each) for each in batch] for batch in epoch]
-    if isinstance(loader.sampler, list):
-        # A single last sample joins the batch before it.
-        wanted = [[5.0, 5.0, 1.0, 7.0]]
-    elif len(wanted[-1]) == 1:
-        wanted = [[3.0, 2.0, 1.0]]
-    assert [batch.flatten().tolist() for batch in batches] == wanted * 2
+    assert [batch.flatten().tolist() for batch in batches] == [list(each) for each in epoch] * 2
 
 
 def test_a_weighted_sampler_draws_anew_in_each_epoch() -> None:
-    weights = [0.0] * 5 + [1.0] * 5
-    sampler = WeightedRandomSampler(weights, 40)
-    model = line()
+    sampler = WeightedRandomSampler([0.0] * 5 + [1.0] * 5, 40)
 
-    batches = run_loop(session_of(model), model, DataLoader(DATA, 4, sampler=sampler), epochs=2)
+    drawn = torch.cat(batches_of(DataLoader(DATA, 4, sampler=sampler), epochs=2)).flatten()
 
-    drawn = torch.cat(batches).flatten()
     assert len(drawn) == 80
     assert set(drawn.tolist()) <= {5.0, 6.0, 7.0, 8.0, 9.0}
     assert not torch.equal(drawn[:40], drawn[40:])

@@ -43,22 +43,22 @@ def test_missing_urls(monkeypatch: pytest.MonkeyPatch) -> None:
         load_settings().tensors_urls()
 
 
-@pytest.mark.parametrize(("node", "expected"), [("0", 0), ("1", 1), (None, 0)])
+@pytest.mark.parametrize(
+    ("name", "value", "expected"),
+    [
+        ("NODE", "0", TWO.split()[0]),
+        ("NODE", "1", TWO.split()[1]),
+        ("STORE_NODES", "2", TWO.split()[0]),
+        ("NODE_URL", "unix://:secret@/a.sock?db=0", "unix://:secret@/a.sock?db=0"),
+    ],
+)
 def test_the_url_of_a_parameter_servers_own_node(
-    monkeypatch: pytest.MonkeyPatch, node: str | None, expected: int
+    monkeypatch: pytest.MonkeyPatch, name: str, value: str, expected: str
 ) -> None:
     monkeypatch.setenv("VCASGD_TENSORS_URL", TWO)
-    if node is not None:
-        monkeypatch.setenv("VCASGD_NODE", node)
+    monkeypatch.setenv(f"VCASGD_{name}", value)
 
-    assert load_settings().own_tensors_url() == TWO.split()[expected]
-
-
-def test_the_node_url_takes_precedence(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("VCASGD_TENSORS_URL", TWO)
-    monkeypatch.setenv("VCASGD_NODE_URL", "unix://:secret@/tmp/server.sock?db=0")
-
-    assert load_settings().own_tensors_url().startswith("unix://")
+    assert load_settings().own_tensors_url() == expected
 
 
 def test_a_node_without_a_url(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -53,14 +53,18 @@ def test_the_default_rule_has_no_warning() -> None:
     assert unstable_settings(job("rounds", 8)) == []
 
 
-def test_a_warning_names_the_field_and_the_remedy() -> None:
-    (warning,) = unstable_settings(job("async-local-sgd", 4))
+@pytest.mark.parametrize(
+    ("rule", "workers", "text"),
+    [
+        ("async-local-sgd", 4, "async-local-sgd and eight workers ended with up to 18.1 times"),
+        ("vc-asgd", 1, "vc-asgd and one worker ended with up to 1.7 times"),
+    ],
+)
+def test_a_warning_names_the_field_and_the_loss(rule: str, workers: int, text: str) -> None:
+    (warning,) = unstable_settings(job(rule, workers))
 
     assert warning.field == "update.rule"
-    assert (
-        "async-local-sgd and eight workers ended with up to 18.1 times the loss" in warning.message
-    )
-    assert "leave it out" in warning.remedy
+    assert text in warning.message
 
 
 @pytest.mark.parametrize("codec", ["bfloat16", "int8", "int2", "topk", "rows"])
@@ -72,9 +76,3 @@ def test_encodings_that_exceed_the_limit_have_a_warning(codec: str) -> None:
         assert [each.field for each in found] == ["push_every"] * exceeds, steps
     assert max(ratios("rounds", 4, codec)) <= LIMIT
     assert unstable_settings(job("rounds", 4, codec=codec, push_every=64)) == []
-
-
-def test_one_worker_has_its_own_limit() -> None:
-    (warning,) = unstable_settings(job("vc-asgd", 1))
-
-    assert "vc-asgd and one worker ended with up to 1.7 times" in warning.message

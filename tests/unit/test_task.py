@@ -80,12 +80,7 @@ def test_repository_of_this_package_can_be_a_working_directory(tmp_path: Path) -
         ("job_of_test:Job", {}, "import nowhere_to_be_found", "No module named 'nowhere_to"),
         ("job_of_test:Job", {}, "def broken(:", "SyntaxError: invalid syntax"),
         ("job_of_test:Job", {}, "raise SystemExit(3)", "SystemExit: 3"),
-        (
-            "job_of_test:Plain",
-            {},
-            SOURCE,
-            r"is a Plain, not a vcasgd.Task \(make the class inherit",
-        ),
+        ("job_of_test:Plain", {}, SOURCE, r"is a Plain, not a vcasgd.Task \(make the class"),
     ],
 )
 def test_load_error_names_the_reason(

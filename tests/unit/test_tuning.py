@@ -159,20 +159,13 @@ def test_the_length_of_a_step_stays_constant() -> None:
     assert [group["lr"] for group in optimizer.param_groups] == [0.1, 0.1]
 
 
-def test_adam_needs_no_correction() -> None:
-    optimizer = torch.optim.AdamW(groups()[:1], lr=0.1)
+def test_adams_first_beta_is_a_momentum_that_needs_no_correction() -> None:
+    optimizer = torch.optim.AdamW(groups()[:1], betas=(0.9, 0.99))
     momenta = Momenta(optimizer)
 
-    momenta.follow(0.5)
-
-    assert momenta.correction(optimizer.param_groups[0]) == 1
-
-
-def test_adams_first_beta_is_a_momentum() -> None:
-    optimizer = torch.optim.AdamW(groups()[:1], betas=(0.9, 0.99))
-
-    assert Momenta(optimizer).follow(0.5) == pytest.approx(0.4)
+    assert momenta.follow(0.5) == pytest.approx(0.4)
     assert optimizer.param_groups[0]["betas"] == (pytest.approx(0.4), 0.99)
+    assert momenta.correction(optimizer.param_groups[0]) == 1
 
 
 @pytest.mark.parametrize("given_momentum", [0.0, 0.9])
@@ -182,16 +175,13 @@ def test_momentum_can_drop_and_return(kind: Any, given_momentum: float) -> None:
     optimizer = kind([group["params"][0]], lr=0.1, momentum=given_momentum)
     momenta = Momenta(optimizer)
 
+    assert Momenta(torch.optim.Adagrad(groups()[:1])).follow(0.5) is None
     for asynchrony in (0.95, 0.0, 0.5):
         assert (momenta.follow(asynchrony) is None) is (given_momentum == 0)
         group["params"][0].grad = torch.ones(1)
         optimizer.step()
 
     assert bool(torch.isfinite(group["params"][0]).all())
-
-
-def test_an_optimizer_without_momentum_stays_without() -> None:
-    assert Momenta(torch.optim.Adagrad(groups()[:1])).follow(0.5) is None
 
 
 # --- mixing ---------------------------------------------------------------------------------

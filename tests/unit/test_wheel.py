@@ -36,31 +36,36 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def _build(
     folder: Path, *options: str, path: str | None = None
 ) -> subprocess.CompletedProcess[str]:
+    argv = [sys.executable, "-m", "build", "--no-isolation", *options, "--outdir", "dist", "."]
+    env = os.environ if path is None else {**os.environ, "PATH": path}
     return subprocess.run(
-        [sys.executable, "-m", "build", "--no-isolation", *options, "--outdir", "dist", "."],
-        cwd=folder,
-        env={**os.environ, "PATH": os.environ["PATH"] if path is None else path},
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=600,
+        argv, cwd=folder, env=env, capture_output=True, text=True, check=False, timeout=600
     )
 
 
 def _served_pages(wheel: Path, folder: Path) -> list[str]:
-    """Check that the dashboard is served from an unpacked wheel; return the names of its files."""
+    """Check what a wheel contains, and that its dashboard is served; return the pages' names."""
     with zipfile.ZipFile(wheel) as archive:
         names = archive.namelist()
         archive.extractall(folder)
+    assert {"vcasgd/py.typed", "vcasgd/_examples/digits/train.py"} <= set(names)
+    assert "vcasgd/store/scripts/tensors/commit.lua" in names
+    assert not any(name.startswith(("tests/", "dashboard/")) for name in names)
     pages = [name for name in names if name.startswith(PAGES)]
     assert f"{PAGES}index.html" in pages
     assert any(name.startswith(f"{PAGES}assets/") and name.endswith(".js") for name in pages)
     app = Pages(Starlette(), static=folder / PAGES, others=("/api/",))
-    assert "<title>vcasgd</title>" in asyncio.run(_text(app, "/jobs/some-job"))
+
+    async def text() -> str:
+        transport = httpx.ASGITransport(app)
+        async with httpx.AsyncClient(transport=transport, base_url="http://pages") as client:
+            return (await client.get("/jobs/some-job")).text
+
+    assert "<title>vcasgd</title>" in asyncio.run(text())
     return pages
 
 
-def test_pages_in_a_wheel_are_served(wheel: Path, tmp_path: Path) -> None:
+def test_a_wheel_has_scripts_examples_and_pages_and_no_tests(wheel: Path, tmp_path: Path) -> None:
     pages = _served_pages(wheel, tmp_path)
     if STATIC.is_dir():
         built = {path.relative_to(STATIC).as_posix() for path in STATIC.rglob("*.*")}
@@ -115,21 +120,6 @@ def test_a_build_without_pages_or_tools_names_the_remedy(
 
     assert built.returncode != 0
     assert remedy in built.stdout + built.stderr
-
-
-async def _text(app: Pages, path: str) -> str:
-    transport = httpx.ASGITransport(app)
-    async with httpx.AsyncClient(transport=transport, base_url="http://pages") as client:
-        return (await client.get(path)).text
-
-
-def test_a_wheel_contains_scripts_and_examples_but_no_tests(wheel: Path) -> None:
-    with zipfile.ZipFile(wheel) as archive:
-        names = set(archive.namelist())
-
-    assert {"vcasgd/py.typed", "vcasgd/_examples/digits/train.py"} <= names
-    assert "vcasgd/store/scripts/tensors/commit.lua" in names
-    assert not any(name.startswith(("tests/", "dashboard/")) for name in names)
 
 
 @pytest.mark.extended

@@ -58,6 +58,7 @@ LISTS = "a0: &a0 [1]\n" + "".join(
         ("a: 1\nb: *x", "anchors and aliases", 2),
         ("a: 1\n<<: {b: 1}", "merge keys", 2),
         ("a:\n - !!binary aGk=", "the tag", 2),
+        ("!!python/object/apply:os.getcwd []", "the tag", 1),
         ("a:\n " + "[" * (MAX_DEPTH + 1), "levels", 2),
         ("[" * 3000, "levels", 1),
         ("a: 1\nb: [" + "0," * MAX_VALUES + "]", "values", 2),
@@ -97,11 +98,6 @@ def test_a_long_file_is_not_read_to_its_end(tmp_path: Path) -> None:
         load_mapping(file, "pools")
 
 
-def test_python_objects_are_not_constructed() -> None:
-    with pytest.raises(SpecError, match="the tag"):
-        parse("!!python/object/apply:os.getcwd []")
-
-
 @pytest.mark.parametrize("text", ["a: [", "a: 2026-99-99", "\x00"])
 def test_invalid_text_is_a_spec_error(text: str) -> None:
     with pytest.raises(SpecError, match="is not YAML"):
@@ -113,9 +109,8 @@ class TestLoadMapping:
         file = tmp_path / "prices.yaml"
         file.write_text("a: {b: 1}")
 
-        assert (
-            load_mapping(file, "prices") == load_mapping("a: {b: 1}", "prices") == {"a": {"b": 1}}
-        )
+        for source in (file, "a: {b: 1}"):
+            assert load_mapping(source, "prices") == {"a": {"b": 1}}
 
     @pytest.mark.parametrize(
         ("content", "message"),
