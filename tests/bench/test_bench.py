@@ -16,8 +16,6 @@ import pytest
 from support.processes import processes_of
 from support.servers import require_binary
 
-from vcasgd.learning.encodings import CODECS
-
 ROOT = Path(__file__).resolve().parents[2]
 MEASURE = ("-m", "benchmarks.measure")
 
@@ -83,29 +81,6 @@ def test_bench_store_reports_all_figures_and_cleans_up(
     for each in figures["processes"].values():
         assert each["baseline_mb"] > 0
         assert 0 < each["resident_min_mb"] <= each["resident_max_mb"]
-
-
-@pytest.mark.ci
-def test_every_codec_is_measured() -> None:
-    text = output_of(*MEASURE, "codecs", "--size-mb", 1, "--seconds", 0.01, "--json")
-
-    figures = {each["codec"]: each for each in json.loads(text)["codecs"]}
-    assert set(figures) == {*CODECS, "rows"}
-    shares = {name: each["share_of_float32"] for name, each in figures.items()}
-    assert shares == {
-        "float32": 1.0,
-        "bfloat16": 0.5,
-        "int8": pytest.approx(64 / 252, rel=1e-3),
-        # Bits of a packed number, for normally distributed ones.
-        "int2": pytest.approx(2.09 / 32, rel=1e-2),
-        "topk": 1 / 64,
-        "partition": pytest.approx(1 / 8, rel=0.02),
-        "rows": pytest.approx(1 / 50, rel=0.02),
-    }
-    assert figures["float32"]["relative_error"] == figures["rows"]["relative_error"] == 0
-    assert 0 < figures["bfloat16"]["relative_error"] < figures["int8"]["relative_error"] < 0.01
-    assert 0.5 < figures["partition"]["relative_error"] < figures["topk"]["relative_error"] < 1
-    assert all(each["encode_gb_s"] > 0 and each["decode_gb_s"] > 0 for each in figures.values())
 
 
 @pytest.mark.slow

@@ -66,8 +66,6 @@ def folder(path: Path, shards: int = 3) -> Path:
 
 
 class Bucket:
-    """Bucket on an emulated S3 server, over HTTP."""
-
     def __init__(self, name: str) -> None:
         self.url = f"s3://{name}/set"
         self._name = name

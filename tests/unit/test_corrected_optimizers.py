@@ -86,8 +86,6 @@ LEFT_ALONE: dict[str, MakeOptimizer] = {
 
 
 class Process:
-    """A model with its optimizer."""
-
     def __init__(self, make: MakeOptimizer, *, sparse: bool = False) -> None:
         ones = torch.ones(ROWS, 2, device=DEVICE)
         self.model = nn.Embedding.from_pretrained(ones, freeze=False, sparse=sparse)
@@ -102,8 +100,6 @@ class Process:
 
 
 class Workers:
-    """Processes that share a batch."""
-
     def __init__(self, make: MakeOptimizer, *, sparse: bool = False) -> None:
         self.all = [Process(make, sparse=sparse) for _ in range(WORKERS)]
         self.moments = [LocalMoments(each.optimizer) for each in self.all]
@@ -112,7 +108,6 @@ class Workers:
 
     @torch.no_grad()
     def average(self) -> None:
-        """Give all of them the mean of their parameters."""
         copies = [each.model.weight for each in self.all]
         mean = torch.stack(copies).mean(0)
         for each in copies:

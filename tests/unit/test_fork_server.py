@@ -54,8 +54,6 @@ exec(code)
 
 
 class Forks:
-    """A server of forks, and clients of it."""
-
     def __init__(self, folder: Path, request_seconds: float = PATIENCE) -> None:
         self.folder, self.path = folder, folder / "s"
         self.command = folder / "command.py"
@@ -96,7 +94,6 @@ class Forks:
 
     @contextmanager
     def limited(self, by: signal.Signals) -> Iterator[None]:
-        """Limit a resource of the server."""
         self.server.send_signal(by)
         yield
         self.server.send_signal(by)

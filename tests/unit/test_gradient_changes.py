@@ -259,8 +259,6 @@ def train(model, seen, optimizer):
 
 
 class Hooks:
-    """Hooks as those of a trainer."""
-
     largest = 1.0
 
     def clamps(self) -> None:

@@ -85,7 +85,6 @@ def test_batches_come_in_order_from_other_processes(processes: LoaderProcesses) 
 
 
 def test_random_numbers_depend_on_the_batch_only(processes: LoaderProcesses) -> None:
-    """Given batches that other processes load in another order, they are the same."""
     first = loaded(processes.load(requests(0, 2, 4)))
     again = loaded(processes.load(requests(4, 0)))
     assert torch.equal(first[[4, 5, 0, 1]], again)
@@ -100,7 +99,6 @@ def test_the_random_state_of_training_stays(processes: LoaderProcesses) -> None:
 
 
 def test_prefetched_batches_are_used(processes: LoaderProcesses) -> None:
-    """The second interval needs no new batch, because all of it is under way."""
     list(processes.load(requests(0), ahead=requests(2, 4, 6, 8)))
     sent = list(processes._requests.sent)
     assert [each.indices[0] for each in sent] == [2, 4, 6, 8][: len(sent)]
@@ -121,7 +119,6 @@ def test_forecast_may_change_behind_the_wanted_batches(processes: LoaderProcesse
 
 
 def test_stopped_interval_resumes_at_the_next_batch(processes: LoaderProcesses) -> None:
-    """A batch that was loaded but not trained comes again."""
     interval = processes.load(requests(0, 2, 4, 6, 8))
     assert next(interval)[:, 0].tolist() == [0, 1]
     interval.close()
@@ -144,7 +141,6 @@ def test_error_of_the_data_set() -> None:
 
 
 def test_killed_process(processes: LoaderProcesses) -> None:
-    """Given a process that the system killed, the batch fails and the next one is loaded."""
     list(processes.load(requests(0)))
     assert len(own_children()) == 2
     for pid in own_children():
@@ -219,7 +215,6 @@ time.sleep(600)
 @pytest.mark.ci
 @pytest.mark.parametrize("end", ["kill", "close"])
 def test_no_process_is_left(tmp_path: Path, end: str) -> None:
-    """Given processes that hang in the data set, they end with the worker, or when it closes."""
     program = tmp_path / "hangs.py"
     program.write_text(HANGS)
     worker = subprocess.Popen(

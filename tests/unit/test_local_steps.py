@@ -87,7 +87,6 @@ def test_accumulated_steps_are_those_of_whole_batches(steps: int) -> None:
     ],
 )
 def test_parts(samples: int, steps: int, sizes: list[int]) -> None:
-    """A worker's smaller batch has fewer parts, and no part has a single sample."""
     parts = micro_batches(Squares(steps), list(range(samples)))
     assert [len(part) for part in parts] == sizes
     assert [each for part in parts for each in part] == list(range(samples))
@@ -110,7 +109,6 @@ def test_invalid_settings(steps: Any) -> None:
 
 @pytest.mark.parametrize(("name", "dtype"), [("bf16", torch.bfloat16), ("fp16", torch.float16)])
 def test_mixed_precision(name: str, dtype: torch.dtype) -> None:
-    """Losses and metrics are computed in the type, and the steps are about the same."""
     task = Squares(2, name)
     _, weights = trained(task)
     evaluate(
@@ -124,7 +122,6 @@ def test_mixed_precision(name: str, dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("fused", [False, True])
 def test_overflow_skips_the_step(fused: bool) -> None:
-    """The scaler lowers its scale until the gradients are finite; Adam's state stays finite."""
     task = Squares(precision="fp16")
     task.scale, task.clip_norm = 5e4, 1.0
     model = task.model()
@@ -161,7 +158,6 @@ def test_gradients_that_stay_infinite() -> None:
 
 
 def test_session_accumulates() -> None:
-    """Given the same seed, a session makes the same steps with and without accumulation."""
     results = []
     for steps in (1, 4):
         model = Squares().model()

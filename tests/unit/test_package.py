@@ -135,7 +135,6 @@ class TestUnpack:
         assert pack(target, LIMIT) == data
 
     def test_concurrent_unpacks(self, tmp_path: Path) -> None:
-        """Workers on one machine share a cache; none sees an incomplete package."""
         source = write(tmp_path / "source", {f"m{number}.py": "" for number in range(200)})
         data, cache = pack(source, LIMIT), tmp_path / "cache"
         start = threading.Barrier(8)

@@ -99,7 +99,6 @@ vectors = st.lists(st.floats(-(2.0**99), 2.0**99, width=32), max_size=1500).map(
 
 
 def numbers_of(vector: Tensor) -> Tensor:
-    """Return the numbers of a vector after the codec."""
     fmt = BlockFormat(CODEC, len(vector), len(vector))
     return decoded(fmt, joined(fmt.encode(vector)))
 

@@ -6,6 +6,7 @@ import ast
 import re
 import sys
 from collections.abc import Iterator
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -56,7 +57,7 @@ def kinds(tree: ast.AST) -> Iterator[str]:
                 parts = [*node.args, *(each.value for each in node.keywords)]
         elif isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Store):
             parts = [node.slice]
-        for each in ast.walk(ast.Tuple(elts=parts, ctx=ast.Load())):
+        for each in chain.from_iterable(map(ast.walk, parts)):
             text = each.value if isinstance(each, ast.Constant) else None
             if isinstance(text, str) and re.fullmatch(r"[a-z0-9]+(-[a-z0-9]+)+", text):
                 yield text

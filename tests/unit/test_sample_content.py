@@ -97,10 +97,9 @@ def test_honest_machines_agree(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("seed", range(3))
-def test_another_order_is_found(kind: str, seed: int) -> None:
+def test_another_order_is_found(kind: str) -> None:
     sample, _ = KINDS[kind]
-    order = np.random.RandomState(seed).permutation(LENGTH)
+    order = np.random.RandomState(0).permutation(LENGTH)
 
     found = content(lambda index: sample(int(order[index]))).difference(content(sample))
 

@@ -7,13 +7,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.utils.data import (
-    BatchSampler,
-    DataLoader,
-    IterableDataset,
-    TensorDataset,
-    WeightedRandomSampler,
-)
+from torch.utils.data import BatchSampler, DataLoader, IterableDataset, TensorDataset
 
 import vcasgd
 from vcasgd.errors import NonFiniteLoss, UserCodeError
@@ -48,7 +42,6 @@ def run_loop(
 
 
 def batches_of(*args: object, **given: object) -> list[Tensor]:
-    """Return the batches of a loop over these data."""
     model = line()
     return run_loop(session_of(model), model, *args, **given)
 
@@ -108,16 +101,6 @@ def test_a_loader_keeps_its_order(loader: DataLoader[object], epoch: list[list[i
     batches = batches_of(loader, epochs=2)
 
     assert [batch.flatten().tolist() for batch in batches] == [list(each) for each in epoch] * 2
-
-
-def test_a_weighted_sampler_draws_anew_in_each_epoch() -> None:
-    sampler = WeightedRandomSampler([0.0] * 5 + [1.0] * 5, 40)
-
-    drawn = torch.cat(batches_of(DataLoader(DATA, 4, sampler=sampler), epochs=2)).flatten()
-
-    assert len(drawn) == 80
-    assert set(drawn.tolist()) <= {5.0, 6.0, 7.0, 8.0, 9.0}
-    assert not torch.equal(drawn[:40], drawn[40:])
 
 
 def test_a_loop_knows_where_a_sequence_starts() -> None:

@@ -29,7 +29,6 @@ def spec(**fields: Any) -> JobSpec:
 
 
 def nested(depth: int) -> list[Any]:
-    """Return lists inside each other."""
     value: list[Any] = []
     for _ in range(depth):
         value = [value]

@@ -92,8 +92,6 @@ class Sized(Numbers):
 
 
 class Watched(Sized):
-    """Counts the samples that are read."""
-
     read = 0
 
     def __iter__(self) -> Iterator[int]:
@@ -166,7 +164,6 @@ leaves_files_open = pytest.mark.filterwarnings("ignore:unclosed file:ResourceWar
 
 
 def epochs_of(stream: Stream, *epochs: int) -> list[list[Any]]:
-    """Return all samples of some epochs."""
     read_ones = []
     for epoch in epochs:
         stream.set_epoch(epoch)

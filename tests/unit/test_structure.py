@@ -2,26 +2,24 @@
 
 from __future__ import annotations
 
-import ast
 import graphlib
+import re
 import subprocess
 import sys
-from collections import Counter, defaultdict
+from collections import defaultdict
 from pathlib import Path
 
 import grimp
 import pytest
 
-TESTS = Path(__file__).parents[1]
-PACKAGE = TESTS.parent / "vcasgd"
+PACKAGE = Path(__file__).parents[2] / "vcasgd"
 
 
 def test_no_class_name_is_used_twice() -> None:
     places = defaultdict(list)
     for path in sorted(PACKAGE.rglob("*.py")):
-        for node in ast.walk(ast.parse(path.read_text())):
-            if isinstance(node, ast.ClassDef):
-                places[node.name].append(f"{path.relative_to(PACKAGE)}:{node.lineno}")
+        for name in re.findall(r"^ *class (\w+)[(:[]", path.read_text(), re.MULTILINE):
+            places[name].append(str(path.relative_to(PACKAGE)))
 
     repeated = {name: where for name, where in places.items() if len(where) > 1}
 
@@ -36,14 +34,6 @@ def test_no_import_cycle_at_run_time() -> None:
     assert len(imports) > 100, "the package was found"
     # Raises CycleError, which names the modules of a cycle.
     list(graphlib.TopologicalSorter(imports).static_order())
-
-
-def test_no_two_files_of_tests_have_one_name() -> None:
-    """Pytest imports them as top-level modules."""
-    names = Counter(path.name for path in TESTS.rglob("test_*.py"))
-
-    assert len(names) > 100, "the tests were found"
-    assert [name for name, count in names.items() if count > 1] == []
 
 
 @pytest.mark.parametrize(

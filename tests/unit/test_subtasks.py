@@ -248,7 +248,6 @@ class TestAppliedRecord:
 
     @given(plans(), st.data())
     def test_against_a_set_of_samples(self, plan: EpochPlan, data: st.DataObject) -> None:
-        """Any sequence of pushes, with repetitions, applies each sample exactly once."""
         record = AppliedRecord(plan)
         applied: set[tuple[int, int]] = set()
         for _ in range(data.draw(st.integers(0, 40))):

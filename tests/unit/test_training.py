@@ -65,7 +65,6 @@ def evaluated(task: vcasgd.Task, dataset: Any, **options: Any) -> dict[str, floa
 
 
 def used(task: vcasgd.Task) -> None:
-    """Build the model of a task, train it, and evaluate it."""
     trained(task, 1)
     evaluated(task, numbers(2))
 
