@@ -6,7 +6,7 @@ import math
 from typing import Any
 
 import pytest
-from support.fleets import NOW, job, machine
+from support.fleets import NOW, job, machine, offer
 
 from vcasgd.errors import SpecError
 from vcasgd.fleet.deadline import (
@@ -16,11 +16,9 @@ from vcasgd.fleet.deadline import (
     cheapest,
     estimated,
     outlook,
-    outlook_text,
     simulate,
     with_deadline,
 )
-from vcasgd.fleet.providers.base import Offer
 
 HOUR, DELAY, STEP = 3600.0, 300.0, 60.0
 
@@ -124,10 +122,8 @@ def test_deadline_that_cannot_be_kept_is_refused_with_the_number_of_machines() -
 
 
 def test_cheapest_sample_on_demand() -> None:
-    def offer(kind: str, price: float) -> Offer:
-        return Offer("east", "z", kind, True, price, 3 * price, 4.0, 0, NOW, "test")
-
-    offers = [offer("small", 1.0), offer("large", 3.0), offer("new", 0.1)]
+    kinds = {"small": 1.0, "large": 3.0, "new": 0.1}
+    offers = [offer("z", price, kind, pool="east") for kind, price in kinds.items()]
     rates = {("east", "small"): 10.0, ("east", "large"): 40.0}
     assert cheapest(offers, rates) == (offers[1], 40.0)
     assert cheapest(offers[2:], rates) == (offers[2], 25.0)
@@ -138,8 +134,3 @@ def test_cheapest_sample_on_demand() -> None:
 def test_ages_are_those_of_machines_on_demand() -> None:
     machines = [machine("a", spot=False, age=40.0), machine("b")]
     assert ages_on_demand(machines, NOW) == [40.0]
-
-
-def test_outlook_says_by_how_much_it_is_late() -> None:
-    late = outlook_text(outlook(HOUR, 2 * HOUR, 4, DELAY))
-    assert late == "ends about 65 min after its deadline, even with 4 machines on demand"

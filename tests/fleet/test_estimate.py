@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from support import fleets
 from support.fleets import NOW
 
 from vcasgd.errors import SpecError
@@ -18,12 +19,8 @@ from vcasgd.spec.job import JobSpec
 MEASURED = PlannedWork(samples=36_000, rates={"east|small": 10.0, "west|small": 10.0})
 
 
-def offer(pool: str, zone: str, price: float, kind: str = "small", **more: Any) -> Offer:
-    fields: dict[str, Any] = {"spot": True, "cpus": 4.0, "gpus": 0, **more}
-    return Offer(
-        pool=pool, zone=zone, machine_type=kind, price_per_hour=price,
-        on_demand_price_per_hour=4 * price, as_of=NOW, source="test", **fields,
-    )  # fmt: skip
+def offer(pool: str, zone: str, price: float) -> Offer:
+    return fleets.offer(zone, price, pool=pool, on_demand_price_per_hour=4 * price)
 
 
 EAST = PoolStatus(
@@ -35,13 +32,15 @@ EAST = PoolStatus(
 WEST = PoolStatus("west", offers=(offer("west", "c", 2.0),))
 
 
-def planned(known: PlannedWork = MEASURED, *pools: PoolStatus, **fields: Any) -> PlanView:
+def planned(
+    known: PlannedWork = MEASURED, *pools: PoolStatus, zone: str | None = None, **fields: Any
+) -> PlanView:
     wanted = {"max": 3, "pools": ["east", "west"], **fields.pop("workers", {})}
     spec = JobSpec.parse(
         {"name": "job", "task": "t:T", "epochs": 2, "subtasks_per_epoch": 9, "workers": wanted,
          **fields}
     )  # fmt: skip
-    return estimate(spec, pools or (EAST, WEST), known, NOW)
+    return estimate(spec, pools or (EAST, WEST), known, NOW, store_zone=zone)
 
 
 def reasons(plan: PlanView) -> dict[str, list[str]]:
@@ -226,3 +225,84 @@ def test_a_warm_machine_without_work_is_room() -> None:
     status = replace(EAST, capacity=2, quotas={True: 2}, machines=2, idle=1).with_room()
 
     assert (status.capacity, status.quotas) == (1, {True: 1})
+
+
+# --- traffic between zones ------------------------------------------------------------------------
+
+#: Two machines: one in the store's zone, one elsewhere. They train 72,000 samples in two epochs.
+CLOUD = PoolStatus("cloud", offers=tuple(offer("cloud", zone, 0.05) for zone in "ab"), capacity=2)
+WORK = PlannedWork(samples=36_000, batch_size=20, rates={"cloud|small": 10.0})
+
+
+def traffic(
+    work: dict[str, Any], provider: str = "aws", zone: str | None = "a", **fields: Any
+) -> PlanView:
+    pool, workers = replace(CLOUD, provider=provider), {"max": 2, "pools": ["cloud"]}
+    return planned(replace(WORK, **work), pool, zone=zone, workers=workers, **fields)
+
+
+@pytest.mark.parametrize(("provider", "usd"), [("aws", 0.72), ("gcp", 0.36)])
+def test_machines_in_other_zones_pay_for_what_they_move(provider: str, usd: float) -> None:
+    # Given an earlier job that moved 1 MB for each sample
+    plan = traffic({"bytes_per_sample": 1e6}, provider)
+
+    # Then half of 72 GB is between zones
+    assert plan.traffic is not None
+    assert plan.traffic.total_bytes == pytest.approx(72e9)
+    assert plan.traffic.between_zones == pytest.approx(36e9)
+    assert plan.traffic.usd == pytest.approx(usd)
+    assert (
+        "workers push and fetch 72 GB, as in an earlier job; 36 GB of it between zones (the store "
+        f"is in a) for about {usd:.2f} USD, which the cost does not include"
+    ) in plan.assumptions
+
+
+@pytest.mark.parametrize(
+    ("fields", "samples", "width"),
+    [
+        ({"push_every": 10, "update": {"rule": "vc-asgd"}}, 200, 4),
+        ({"push_every": 10, "update": {"rule": "vc-asgd", "codec": "bfloat16"}}, 200, 2),
+        ({"push_every": 10, "update": {"rule": "async-local-sgd", "codec": "int8"}}, 200, 1),
+        ({"push_every": "subtask", "update": {"rule": "vc-asgd"}}, 4000, 4),
+        ({"update": {"rule": "rounds"}}, 40, 4),
+    ],
+)
+def test_traffic_follows_from_the_model_and_the_push_interval(
+    fields: dict[str, Any], samples: int, width: int
+) -> None:
+    plan = traffic({"parameters": 1_000_000}, **fields)
+
+    assert plan.traffic is not None
+    assert plan.traffic.total_bytes == pytest.approx(72_000 / samples * 2 * width * 1e6)
+    assert f"1000000 parameters are pushed and fetched once in {samples} samples" in (
+        plan.traffic.assumption
+    )
+
+
+def test_size_from_the_user_replaces_the_measurement() -> None:
+    plan = traffic({"parameters": 1000, "bytes_per_sample": 1e9}, push_every=10)
+    assert plan.traffic is not None
+    assert plan.traffic.total_bytes < 1e9
+
+
+def test_unknown_zone_of_the_store_has_no_price() -> None:
+    plan = traffic({"bytes_per_sample": 1e6}, zone=None)
+    assert plan.traffic is not None
+    assert (plan.traffic.between_zones, plan.traffic.usd) == (None, None)
+    assert any("the store's zone is unknown" in each for each in plan.assumptions)
+
+
+@pytest.mark.parametrize(
+    ("work", "provider"),
+    [
+        ({}, "aws"),
+        ({"parameters": 1000, "batch_size": None}, "aws"),
+        ({"bytes_per_sample": 1e6, "samples": None}, "aws"),
+        ({"bytes_per_sample": 1e6}, "local"),
+    ],
+    ids=["nothing measured", "no batch size", "no length", "no cloud"],
+)
+def test_without_measurements_or_a_cloud_there_is_no_estimate(
+    work: dict[str, Any], provider: str
+) -> None:
+    assert traffic(work, provider, push_every=10).traffic is None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
@@ -73,9 +74,15 @@ def test_a_job_waits_because_of_the_limit_and_a_full_pool() -> None:
     )
 
 
-def plan_round(state: Observed, now: float) -> Observed:
-    state = with_history(within_limits(state, now), now)
-    return carried_out(state, decide(state, now), now)
+def rounds(
+    state: Observed, jobs: list[JobDemand], count: int, since: float = NOW
+) -> Iterator[Observed]:
+    """Yield the fleet after each round. The demands are new in each, as the controller's."""
+    for number in range(1, count + 1):
+        now = since + number * ROUND_SECONDS
+        state = with_history(within_limits(replace(state, jobs=tuple(jobs)), now), now)
+        state = carried_out(state, decide(state, now), now)
+        yield state
 
 
 demands = st.lists(
@@ -97,19 +104,16 @@ demands = st.lists(
 def test_a_user_never_gets_more_machines_than_the_limit(
     first: list[JobDemand], second: list[JobDemand], limit: int, capacity: int
 ) -> None:
-    state, now = observed(pools=[PoolStatus("local", capacity=capacity)]), NOW
+    state = observed(pools=[PoolStatus("local", capacity=capacity)])
     state = replace(state, owner_limits={"ann": limit})
-    for jobs in (first, second):
+    for number, jobs in enumerate((first, second)):
         owners = {each.job: each.owner for each in jobs}
-        running = tuple(one for one in state.workers if one.job in owners)
         # a job of the second list with the same name is another one, which may have another owner
-        state = replace(state, jobs=tuple(jobs), workers=running if jobs is first else ())
-        for _ in range(30):
-            now += ROUND_SECONDS
-            # the demands are new in each round, as those that the controller observes
-            state = plan_round(replace(state, jobs=tuple(jobs)), now)
-            counts = Counter(owners[one.job] for one in state.workers)
+        state = replace(state, workers=())
+        for each in rounds(state, jobs, 30, NOW + number * 30 * ROUND_SECONDS):
+            counts = Counter(owners[one.job] for one in each.workers)
             assert counts["ann"] <= limit
+        state = each
     could = sum(each.desired for each in second if each.owner == "ann")
     others = sum(each.desired for each in second if each.owner != "ann")
     if capacity >= could + others:
@@ -120,13 +124,11 @@ def test_a_lower_limit_takes_machines_back_and_gives_none_meanwhile() -> None:
     jobs = [ann("A", 1, 4), ann("B", 1, 4, priority=1)]
     fleet = [machine(id_) for id_ in "abcd"]
     state = observed(fleet, [on(id_, "A") for id_ in "abcd"], jobs)
-    state, now, most = replace(state, owner_limits={"ann": 2}), NOW, 4
-    for _ in range(20):
-        now += ROUND_SECONDS
-        state = plan_round(replace(state, jobs=tuple(jobs)), now)
-        assert len(state.workers) <= most
-        most = max(2, len(state.workers))
-    assert Counter(one.job for one in state.workers) == {"A": 1, "B": 1}
+    most = 4
+    for each in rounds(replace(state, owner_limits={"ann": 2}), jobs, 20):
+        assert len(each.workers) <= most
+        most = max(2, len(each.workers))
+    assert Counter(one.job for one in each.workers) == {"A": 1, "B": 1}
 
 
 def test_a_limited_job_takes_no_machine_of_another_user() -> None:
@@ -138,9 +140,5 @@ def test_a_limited_job_takes_no_machine_of_another_user() -> None:
         jobs,
         pools=[PoolStatus("local", capacity=4)],
     )
-    now = NOW
-    state = replace(state, owner_limits={"ann": 1})
-    for _ in range(20):
-        now += ROUND_SECONDS
-        state = plan_round(replace(state, jobs=tuple(jobs)), now)
+    *_, state = rounds(replace(state, owner_limits={"ann": 1}), jobs, 20)
     assert Counter(one.job for one in state.workers) == {"A": 1, "B": 3}

@@ -8,50 +8,28 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
-from support.fleets import NOW, carried_out, job, machine, observed, on
+from support.fleets import (
+    NOW,
+    Row,
+    carried_out,
+    job,
+    launch,
+    machine,
+    observed,
+    offer,
+    on,
+    remembered,
+)
 
 from vcasgd.fleet.observed import Market, ObservationTimes, Observed, PoolStatus, with_history
-from vcasgd.fleet.plan import (
-    Action,
-    Launch,
-    StartWorker,
-    StopWorker,
-    Terminate,
-    launch_token,
-    market_name,
-)
+from vcasgd.fleet.plan import Launch, StartWorker, StopWorker, Terminate
 from vcasgd.fleet.plan.decide import decide
 from vcasgd.fleet.plan.purchases import SPREAD_PREMIUM, scores
 from vcasgd.fleet.providers.base import Offer
 
 
-def offer(
-    zone: str = "z1", price: float = 1.0, kind: str = "small", *, pool: str = "local", **more: Any
-) -> Offer:
-    fields: dict[str, Any] = {
-        "spot": True, "on_demand_price_per_hour": 3 * price, "cpus": 4.0, "gpus": 0,
-    }  # fmt: skip
-    return Offer(
-        pool=pool, zone=zone, machine_type=kind, price_per_hour=price, as_of=NOW, source="test",
-        **{**fields, **more},
-    )  # fmt: skip
-
-
 def pool(*offers: Offer, name: str = "local", **more: Any) -> PoolStatus:
     return PoolStatus(name, offers=offers, **more)
-
-
-def launch(
-    count: int,
-    zone: str = "z1",
-    kinds: str = "small",
-    *,
-    name: str = "local",
-    spot: bool = True,
-    launches: int = 0,
-) -> Launch:
-    token = launch_token("test", market_name(name, zone, spot), launches)
-    return Launch(name, count, token, zone, tuple(kinds.split()), spot)
 
 
 def refusing(seconds: float, *, blocked: bool = False) -> Market:
@@ -59,14 +37,8 @@ def refusing(seconds: float, *, blocked: bool = False) -> Market:
     return Market(refused_since=NOW - seconds, blocked_until=NOW + 1 if blocked else 0.0)
 
 
-@dataclass(frozen=True)
-class Row:
-    case: str
-    state: Observed
-    actions: list[Action]
-
-
 TWO_ZONES = (offer("z1"), offer("z2"))
+AB, ON_AB = [machine("a"), machine("b")], [on("a"), on("b")]
 ONE = job("A", maximum=1)
 SPOT_POOL = pool(*TWO_ZONES)
 BLOCKED_SPOT = {
@@ -95,8 +67,8 @@ TABLE = [
         jobs=[job("A", maximum=4)], pools=[SPOT_POOL],
     ), [launch(2, "z1"), launch(2, "z2")]),
     Row("the emptier zone first", observed(
-        [machine("a", zone="z1"), machine("b", zone="z1")], [on("a"), on("b")],
-        [job("A", maximum=4)], pools=[SPOT_POOL],
+        [machine("a", zone="z1"), machine("b", zone="z1")], ON_AB, [job("A", maximum=4)],
+        pools=[SPOT_POOL],
     ), [launch(2, "z2")]),
     Row("but not at any price", observed(
         [machine("a", zone="z1")], [on("a")], [job("A", maximum=2)],
@@ -109,9 +81,9 @@ TABLE = [
     Row("all zones refuse: the next pool", observed(
         jobs=[job("A", maximum=2, pools=("local", "next"))],
         pools=[ALL_REFUSE, pool(offer(pool="next"), name="next")],
-    ), [launch(2, name="next")]),
+    ), [launch(2, pool="next")]),
     Row("a market's own count makes the token", observed(
-        jobs=[ONE], pools=[pool(offer(), markets={("z1", True): Market(launches=5)})],
+        jobs=[ONE], pools=[pool(offer(), markets={("z", True): Market(launches=5)})],
     ), [launch(1, launches=5)]),
     Row("nothing above the pool's maximum", observed(
         jobs=[job("A", maximum=2)],
@@ -134,12 +106,11 @@ TABLE = [
         jobs=[job("A", 1, 3, on_demand_minimum=1)], pools=[pool(offer())],
     ), [launch(1, spot=False), launch(2)]),
     Row("the minimum without risk is there", observed(
-        [machine("a", spot=False), machine("b")], [on("a"), on("b")],
-        [job("A", 1, 2, on_demand_minimum=1)], pools=[pool(offer())],
+        [machine("a", spot=False), machine("b")], ON_AB, [job("A", 1, 2, on_demand_minimum=1)],
+        pools=[pool(offer())],
     ), []),
     Row("a spot machine is not stopped before the one without risk is there", observed(
-        [machine("a"), machine("b")], [on("a"), on("b")],
-        [job("A", 1, 2, on_demand_minimum=1)], pools=[pool(offer())],
+        AB, ON_AB, [job("A", 1, 2, on_demand_minimum=1)], pools=[pool(offer())],
         history=ObservationTimes(0.0, surplus={"A": NOW - 100}),
     ), [launch(1, spot=False)]),
     Row("an idle spot machine is none without risk", observed(
@@ -155,7 +126,7 @@ TABLE = [
     Row("no fallback unless wanted", observed(jobs=[job("A", 1, 1)], pools=[ALL_REFUSE]), []),
     Row("the fallback, for the minimum only", observed(
         jobs=[job("A", 1, 4, fallback_after=300.0)], pools=[ALL_REFUSE],
-    ), [launch(1, spot=False)]),
+    ), [launch(1, "z1", spot=False)]),
     Row("a pool that is refused as a whole", observed(
         jobs=[FALLBACK], pools=[pool(*TWO_ZONES, refused_since=NOW - 400)],
     ), [launch(1, "z1")]),
@@ -170,20 +141,19 @@ TABLE = [
         pools=[SPOT_POOL], nodes="a",
     ), []),
     Row("and goes when the other one works", observed(
-        [machine("a", spot=False, price=3.0), machine("b")], [on("a"), on("b")], [FALLBACK],
-        pools=[SPOT_POOL], history=ObservationTimes(0.0, surplus={"A": NOW - 15}),
+        [machine("a", spot=False, price=3.0), machine("b")], ON_AB, [FALLBACK], pools=[SPOT_POOL],
+        history=ObservationTimes(0.0, surplus={"A": NOW - 15}),
     ), [StopWorker("A@a", "no work for it")]),
     Row("one of the fallback is not replaced by another one", observed(
-        [machine(name, spot=False, price=3.0) for name in "ab"], [on("a"), on("b")],
-        [job("A", 2, 2, fallback_after=0.0)],
-        pools=[pool(*TWO_ZONES, quotas={True: 1})],
+        [machine(name, spot=False, price=3.0) for name in "ab"], ON_AB,
+        [job("A", 2, 2, fallback_after=0.0)], pools=[pool(*TWO_ZONES, quotas={True: 1})],
     ), [launch(1, "z1")]),
     Row("a spot machine that waits replaces one of them while the market refuses", observed(
-        [*(machine(name, spot=False, price=3.0) for name in "ab"), machine("c")],
-        [on("a"), on("b")], [job("A", 2, 2, fallback_after=0.0)], pools=[ALL_REFUSE],
+        [*(machine(name, spot=False, price=3.0) for name in "ab"), machine("c")], ON_AB,
+        [job("A", 2, 2, fallback_after=0.0)], pools=[ALL_REFUSE],
     ), [StartWorker("c", "A")]),
     Row("and one on demand that waits replaces none", observed(
-        [machine(name, spot=False, price=3.0) for name in "abc"], [on("a"), on("b")],
+        [machine(name, spot=False, price=3.0) for name in "abc"], ON_AB,
         [job("A", 2, 2, fallback_after=0.0)], pools=[pool(*TWO_ZONES, quotas={True: 1})],
     ), [launch(1, "z1")]),
     Row("a job with slack waits for spot machines", observed(
@@ -193,33 +163,32 @@ TABLE = [
     Row("without slack, places that no spot machine takes are filled on demand", observed(
         jobs=[job("A", 2, 2, pools=("sure", "local"), saves=True, fallback_after=0.0)],
         pools=[pool(*TWO_ZONES, capacity=1), SURE],
-    ), [launch(1, "z1"), launch(1, name="sure", spot=False)]),
+    ), [launch(1, "z1"), launch(1, pool="sure", spot=False)]),
     Row("and each is replaced once there is a spot machine", observed(
-        [machine("a", spot=False, price=3.0, pool="sure"), machine("b")], [on("a"), on("b")],
+        [machine("a", spot=False, price=3.0, pool="sure"), machine("b")], ON_AB,
         [job("A", 2, 2, pools=("sure", "local"), saves=True, fallback_after=0.0)],
         pools=[SPOT_POOL, SURE],
     ), [launch(1, "z1")]),
     Row("unless no slack is left", observed(
-        [machine("a", spot=False, price=3.0, pool="sure"), machine("b")], [on("a"), on("b")],
+        [machine("a", spot=False, price=3.0, pool="sure"), machine("b")], ON_AB,
         [job("A", 3, 3, pools=("sure", "local"), saves=True, fallback_after=0.0,
              on_demand_minimum=2)],
         pools=[SPOT_POOL, SURE],
-    ), [launch(1, name="sure", spot=False)]),
+    ), [launch(1, pool="sure", spot=False)]),
     Row("a replacement is ordered at the advice", observed(
-        [machine("a", advised_at=NOW), machine("b")], [on("a"), on("b")], [job("A", maximum=2)],
-    ), [launch(1, "z", "small")]),
+        [machine("a", advised_at=NOW), machine("b")], ON_AB, [job("A", maximum=2)],
+    ), [launch(1)]),
     Row("the advised one works on where there is none", observed(
         [machine("a", advised_at=NOW - 9_000)], [on("a")], [ONE],
         pools=[PoolStatus("local", blocked_until=NOW + 1)],
     ), []),
     Row("the advised one goes when its replacement works", observed(
-        [machine("a", advised_at=NOW), machine("b")], [on("a"), on("b")], [ONE],
+        [machine("a", advised_at=NOW), machine("b")], ON_AB, [ONE],
         history=ObservationTimes(0.0, surplus={"A": NOW - 15}),
     ), [StopWorker("A@a", "no work for it")]),
     Row("nothing new starts on an advised machine", observed(
         [machine("a", advised_at=NOW)], jobs=[ONE],
-    ), [Terminate("a", "the cloud recommends leaving it"),
-        launch(1, "z", "small")]),
+    ), [Terminate("a", "the cloud recommends leaving it"), launch(1)]),
     Row("dear for a moment", observed(
         [machine("a", price=2.0)], [on("a")], [job("A", maximum=1, max_price=1.0)],
         pools=[pool(offer(price=2.0))], history=ObservationTimes(0.0, dear={"a": NOW - 599}),
@@ -235,55 +204,36 @@ TABLE = [
     Row("the budget pays for so many machines", observed(
         jobs=[job("A", maximum=4, affordable=2.5 / 60)], pools=[pool(offer())],
     ), [launch(2)]),
-    Row(
-        "what a job with a budget no longer works on ends at once",
-        replace(
-            observed([machine("a"), machine("b")], jobs=[job("A", running=False)], nodes="a"),
-            unpaid={"a": "A is paused", "b": "A is paused"},
-        ),
-        [Terminate("a", "A is paused"), Terminate("b", "A is paused")],
-    ),
-    Row(
-        "unless another job has a use for it",
-        replace(
-            observed(
-                [machine("a"), machine("b")],
-                nodes="a",
-                jobs=[job("A", running=False), job("B", maximum=2)],
-            ),
-            unpaid={"a": "A is paused", "b": "A is paused"},
-        ),
-        [StartWorker("a", "B")],
-    ),
+    Row("what a job with a budget no longer works on ends at once", replace(
+        observed(AB, jobs=[job("A", running=False)], nodes="a"),
+        unpaid={"a": "A is paused", "b": "A is paused"},
+    ), [Terminate("a", "A is paused"), Terminate("b", "A is paused")]),
+    Row("unless another job has a use for it", replace(
+        observed(AB, nodes="a", jobs=[job("A", running=False), job("B", maximum=2)]),
+        unpaid={"a": "A is paused", "b": "A is paused"},
+    ), [StartWorker("a", "B")]),
     Row("a pool that may not see the data any more", observed(
-        [machine("a"), machine("b", pool="safe")], [on("a"), on("b")],
+        [machine("a"), machine("b", pool="safe")], ON_AB,
         [job("A", maximum=2, pools=("safe",), barred=frozenset({"local"}))],
         pools=[PoolStatus("local"), PoolStatus("safe")],
-    ), [Terminate("a", "pool local may not see the data of A"),
-        launch(1, "z", "small", name="safe")]),
-    Row("nor keep what is cached there", replace(observed(
-        [machine("a")], jobs=[job("A", maximum=0, pools=(), barred=frozenset({"local"}))],
-    ), payers={"a": "A"}), [Terminate("a", "pool local may not see the data of A")]),
+    ), [Terminate("a", "pool local may not see the data of A"), launch(1, pool="safe")]),
+    Row("nor keep what is cached there", replace(
+        observed([machine("a")], jobs=[job("A", maximum=0, pools=(), barred=frozenset({"local"}))]),
+        payers={"a": "A"},
+    ), [Terminate("a", "pool local may not see the data of A")]),
     Row("a machine of such a pool is not handed over", observed(
         [machine("a")], [on("a", "B")],
         [job("A", 1, 1, pools=(), barred=frozenset({"local"})), job("B", 0, 1)],
     ), []),
     Row("no worker runs: nothing is kept", observed(
-        [machine("a"), machine("b")],
-        history=ObservationTimes(0.0, idle={"a": NOW - 61, "b": NOW - 61}),
+        AB, history=ObservationTimes(0.0, idle={"a": NOW - 61, "b": NOW - 61}),
     ), [Terminate("a", "idle"), Terminate("b", "idle")]),
 ]  # fmt: skip
 
 
 @pytest.mark.parametrize("row", TABLE, ids=[row.case for row in TABLE])
 def test_decide(row: Row) -> None:
-    # The times of the row count.
-    state = replace(row.state, history=_merged(with_history(row.state, NOW), row.state))
-    assert decide(state, NOW) == row.actions
-
-
-def _merged(fresh: Observed, asked: Observed) -> ObservationTimes:
-    return replace(fresh.history, dear={**fresh.history.dear, **asked.history.dear})
+    assert decide(remembered(row.state), NOW) == row.actions
 
 
 def test_a_type_is_guessed_from_those_that_were_measured() -> None:

@@ -7,14 +7,13 @@ from collections.abc import Callable
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support.fleets import NOW, job, leaving, machine, observed, on
+from support.fleets import NOW, job, leaving, machine, observed, offer, on
 from support.work import calls_of
 
 from vcasgd.fleet.observed import ObservationTimes, Observed, PoolStatus, with_history
 from vcasgd.fleet.plan import Launch, StartWorker, StopWorker, Terminate
 from vcasgd.fleet.plan.decide import decide
 from vcasgd.fleet.plan.shares import ANY, ON_DEMAND, Stock, worth
-from vcasgd.fleet.providers.base import Offer
 from vcasgd.schemas.fleet import Machine
 
 #: Four times the fleet may cost this many times the work; sorting adds a little.
@@ -77,11 +76,7 @@ def lost(count: int) -> Observed:
         job(f"J{at}", minimum=count // 40, maximum=count, wants=count // 20) for at in range(20)
     ]
     workers = [on(one.id, f"J{at % 20}") for at, one in enumerate(fleet)]
-    offers = tuple(
-        Offer("local", zone, kind, True, 0.1, 0.3, 4.0, 0, NOW, "test")
-        for zone in "abc"
-        for kind in ("small", "large")
-    )
+    offers = tuple(offer(zone, 0.1, kind) for zone in "abc" for kind in ("small", "large"))
     return with_history(
         observed(fleet, workers, jobs, pools=[PoolStatus("local", offers=offers)]), NOW
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from vcasgd.fleet.observed import (
@@ -15,12 +15,37 @@ from vcasgd.fleet.observed import (
     WorkerView,
     with_history,
 )
-from vcasgd.fleet.plan import Action, Launch, StartWorker, StopWorker, Terminate
+from vcasgd.fleet.plan import (
+    Action,
+    Launch,
+    StartWorker,
+    StopWorker,
+    Terminate,
+    launch_token,
+    market_name,
+)
 from vcasgd.fleet.providers.base import Offer
 from vcasgd.schemas.fleet import Machine, MachineState
 
 NOW = 10_000.0
 LIMITS = Limits(idle_seconds=60, boot_seconds=300, lost_seconds=30, surplus_seconds=15)
+
+
+@dataclass(frozen=True)
+class Row:
+    """A case of the plan: a state, and the actions that are decided in it."""
+
+    case: str
+    state: Observed
+    actions: list[Action]
+
+
+def launch(
+    count: int, zone: str = "z", kinds: str = "small", *, pool: str = "local", spot: bool = True,
+    launches: int = 0,
+) -> Launch:  # fmt: skip
+    token = launch_token("test", market_name(pool, zone, spot), launches)
+    return Launch(pool, count, token, zone, tuple(kinds.split()), spot)
 
 
 def machine(
@@ -79,17 +104,28 @@ def observed(
     )
 
 
+def offer(
+    zone: str = "z", price: float = 1.0, kind: str = "small", *, pool: str = "local", **more: Any
+) -> Offer:
+    fields = {
+        "spot": True, "on_demand_price_per_hour": 3 * price, "cpus": 4.0, "gpus": 0, "as_of": NOW,
+        "source": "test", **more,
+    }  # fmt: skip
+    return Offer(pool=pool, zone=zone, machine_type=kind, price_per_hour=price, **fields)
+
+
 def selling(pool: PoolStatus) -> PoolStatus:
     """Return a pool with an offer, if it has none."""
-    offer = Offer(pool.name, "z", "small", pool.spot, 1.0, 3.0, 4.0, 0, NOW, "test")
-    return replace(pool, offers=(offer,)) if pool.offers is None else pool
+    offers = (offer(pool=pool.name, spot=pool.spot),)
+    return replace(pool, offers=offers) if pool.offers is None else pool
 
 
 def remembered(state: Observed) -> Observed:
-    """Return an up-to-date memory, with the joining times of the row."""
+    """Return an up-to-date memory, with the row's times of joining and of high prices."""
     fresh = with_history(state, NOW)
     joined = {**fresh.history.joined, **state.history.joined}
-    return replace(fresh, history=replace(fresh.history, joined=joined))
+    dear = {**fresh.history.dear, **state.history.dear}
+    return replace(fresh, history=replace(fresh.history, joined=joined, dear=dear))
 
 
 def carried_out(state: Observed, actions: Iterable[Action], now: float) -> Observed:
