@@ -198,17 +198,6 @@ def test_two_controllers_do_not_advance_a_clock_twice(rounds: Rounds) -> None:
     assert rounds.amounts("B") == {}
 
 
-def test_a_step_back_of_the_time_is_not_paid_twice(rounds: Rounds) -> None:
-    one, works_for = machine("m-1"), {"m-1": "A"}
-    for seconds in (0, 1, 100):
-        rounds.record(NOW + seconds, one, works_for=works_for)
-    rounds.restart()
-    for seconds in (20, 60, 150):
-        rounds.record(NOW + seconds, one, works_for=works_for, joined="m-1")
-
-    assert report(rounds.amounts("A")).machine_seconds == pytest.approx(150)
-
-
 def test_a_job_that_was_deleted_stops_no_booking(rounds: Rounds) -> None:
     one, two = machine("m-1"), machine("m-2")
     works_for = {"m-1": "A", "m-2": "B"}
@@ -231,21 +220,28 @@ def test_launched_machine_that_is_never_listed_costs_nothing(rounds: Rounds) -> 
     assert rounds.costs.payers == {}
 
 
-def test_machine_costs_at_least_a_minute(rounds: Rounds) -> None:
-    rounds.record(NOW + 5, machine("m-1"), works_for={"m-1": "A"})
-    rounds.record(NOW + 10)
+@pytest.mark.parametrize(
+    ("seen", "gone", "again", "seconds"),
+    [
+        pytest.param([5], 10, [], 60, id="it costs at least a minute"),
+        pytest.param([100], 110, [130, 140], 140, id="it is listed again"),
+        pytest.param([0, 1, 100], None, [20, 60, 150], 150, id="the clock steps back"),
+    ],
+)
+def test_a_machine_is_not_charged_twice(
+    rounds: Rounds, seen: list[float], gone: float | None, again: list[float], seconds: float
+) -> None:
+    one, works_for = machine("m-1"), {"m-1": "A"}
+    for at in seen:
+        rounds.record(NOW + at, one, works_for=works_for)
+    if gone is None:
+        rounds.restart()
+    else:
+        rounds.record(NOW + gone)
+    for at in again:
+        rounds.record(NOW + at, one, works_for=works_for, joined="m-1")
 
-    assert report(rounds.amounts("A")).machine_seconds == pytest.approx(60)
-
-
-def test_machine_that_is_listed_again_is_not_charged_twice(rounds: Rounds) -> None:
-    one = machine("m-1")
-    rounds.record(NOW + 100, one, works_for={"m-1": "A"})
-    rounds.record(NOW + 110)
-    rounds.record(NOW + 130, one, works_for={"m-1": "A"})
-    rounds.record(NOW + 140, one, works_for={"m-1": "A"})
-
-    assert report(rounds.amounts("A")).machine_seconds == pytest.approx(140)
+    assert report(rounds.amounts("A")).machine_seconds == pytest.approx(seconds)
 
 
 def test_machines_and_their_jobs_are_forgotten_after_a_day(rounds: Rounds) -> None:
