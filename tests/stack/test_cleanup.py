@@ -23,6 +23,11 @@ from vcasgd.stack.cleanup import KnownMachines, Unended, destroy_machines
 BOOT = sleeper()
 
 
+def settings_of(home: Path, *pools: dict[str, Any], **fields: Any) -> Settings:
+    (home / "pools.yaml").write_text(yaml.safe_dump({"pools": [*pools]}))
+    return Settings(home=home, cluster="mine", pools=home / "pools.yaml", **fields)
+
+
 def destroy(settings: Settings, *parts: str, **options: Any) -> list[Unended]:
     home = StackHome(settings.home)
     return destroy_machines(home, settings, ["ledger", *parts], look_seconds=0.05, **options)
@@ -30,20 +35,14 @@ def destroy(settings: Settings, *parts: str, **options: Any) -> list[Unended]:
 
 @pytest.mark.ci
 def test_destroy_terminates_the_machines_of_the_cluster_only(tmp_path: Path) -> None:
-    pools = tmp_path / "pools.yaml"
     with aws_backend() as aws, gcp_backend() as gcp:
         side = {"name": "side", "provider": "local", "max_machines": 2}
-        pools.write_text(yaml.safe_dump({"pools": [side, aws.document(), gcp.document()]}))
-        settings = Settings(home=tmp_path, cluster="mine", pools=pools, compute_url=gcp.url)
+        settings = settings_of(tmp_path, side, aws.document(), gcp.document(), compute_url=gcp.url)
         for world in (aws, gcp):
             world.provider("mine").launch(world.pool, 2, BOOT, "t1")
         (stranger,) = aws.provider("stranger").launch(aws.pool, 1, BOOT, "t1")
-        local = LocalProvider(
-            tmp_path,
-            "mine",
-            LocalPoolSpec(name="side", provider="local", max_machines=2),
-            owner_grace_seconds=None,
-        )
+        pool = LocalPoolSpec.model_validate(side)
+        local = LocalProvider(tmp_path, "mine", pool, owner_grace_seconds=None)
         local.launch("side", 1, BOOT, "t1")
 
         unended = destroy(settings, "controller")
@@ -55,10 +54,8 @@ def test_destroy_terminates_the_machines_of_the_cluster_only(tmp_path: Path) -> 
 
 
 def test_destroy_ends_a_machine_that_appears_later(tmp_path: Path) -> None:
-    pools = tmp_path / "pools.yaml"
     with aws_backend() as aws:
-        pools.write_text(yaml.safe_dump({"pools": [aws.document()]}))
-        settings = Settings(home=tmp_path, cluster="mine", pools=pools)
+        settings = settings_of(tmp_path, aws.document())
         looks, doing = [0], []
 
         def launch_after_the_first_look() -> bool:
@@ -80,12 +77,10 @@ def test_destroy_ends_a_machine_that_appears_later(tmp_path: Path) -> None:
 def test_destroy_ends_machines_of_removed_pools(tmp_path: Path) -> None:
     with aws_backend() as aws:
         aws.provider("mine").launch(aws.pool, 1, BOOT, "t1")
+        known = KnownMachines({"a": aws.document(name="a")})
         settings = Settings(home=tmp_path, cluster="mine")
 
-        assert (
-            destroy(settings, "controller", known=KnownMachines({"a": aws.document(name="a")}))
-            == []
-        )
+        assert destroy(settings, "controller", known=known) == []
         assert aws.alive() == set()
 
 
@@ -103,28 +98,18 @@ def test_destroy_ends_machines_of_a_pool_that_has_moved(tmp_path: Path) -> None:
 
 
 def test_destroy_names_machines_that_may_still_run(tmp_path: Path) -> None:
-    pools = tmp_path / "pools.yaml"
     with aws_backend() as aws, gcp_backend() as gcp:
         # Given one cloud that can't be reached, and one that refuses to end a machine
         removed = {"gone": gcp.document(name="gone")}
-        pools.write_text(yaml.safe_dump({"pools": [aws.document()]}))
-        settings = Settings(
-            home=tmp_path, cluster="mine", pools=pools, compute_url="http://127.0.0.1:9"
-        )
+        settings = settings_of(tmp_path, aws.document(), compute_url="http://127.0.0.1:9")
         (machine,) = aws.provider("mine").launch(aws.pool, 1, BOOT, "t1")
         aws.ec2.refuse("TerminateInstances", "OperationNotPermitted")
 
-        unended = destroy(
-            settings,
-            "controller",
-            known=KnownMachines(removed, {"m-1": "gone", "m-2": "local"}),
-            give_up=lambda: True,
-        )
+        known = KnownMachines(removed, {"m-1": "gone", "m-2": "local"})
+        unended = destroy(settings, "controller", known=known, give_up=lambda: True)
 
-        assert {each.where: each.machines for each in unended} == {
-            "gcp": ("m-1",),
-            "aws": (machine,),
-        }
+        found = {each.where: each.machines for each in unended}
+        assert found == {"gcp": ("m-1",), "aws": (machine,)}
 
 
 def test_down_fails_if_machines_may_still_run(
@@ -147,10 +132,8 @@ def test_down_fails_if_machines_may_still_run(
 
 
 def test_destroy_without_a_controller_keeps_cloud_machines(tmp_path: Path) -> None:
-    pools = tmp_path / "pools.yaml"
     with aws_backend() as aws:
-        pools.write_text(yaml.safe_dump({"pools": [aws.document()]}))
-        settings = Settings(home=tmp_path, cluster="mine", pools=pools)
+        settings = settings_of(tmp_path, aws.document())
         granted = aws.provider("mine").launch(aws.pool, 1, BOOT, "t1")
 
         assert destroy(settings, "api") == []

@@ -21,14 +21,7 @@ from support.waiting import await_truth
 from vcasgd.container_limits import memory_bytes
 from vcasgd.errors import PortInUse, StackError, StoreUnsupported
 from vcasgd.fleet.providers.local.machine import is_locked
-from vcasgd.stack import (
-    ForegroundStack,
-    StackHome,
-    StackPhase,
-    StackState,
-    is_running,
-    up,
-)
+from vcasgd.stack import ForegroundStack, StackHome, StackPhase, StackState, is_running, up
 from vcasgd.stack.home import LOG_BYTES
 from vcasgd.store.connection import connect
 
@@ -42,6 +35,16 @@ exec '{server}' "$@"
 @pytest.fixture
 def stack(tmp_path: Path) -> Iterator[StackHarness]:
     stack = StackHarness(tmp_path / "home")
+    yield stack
+    stack.down()
+    stack.await_end()
+
+
+@pytest.fixture(scope="module")
+def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StackHarness]:
+    """A stack for tests that leave it running."""
+    stack = StackHarness(tmp_path_factory.mktemp("running"))
+    stack.up((*REDIS, "server"))
     yield stack
     stack.down()
     stack.await_end()
@@ -91,22 +94,21 @@ def test_a_stack_with_a_gateway_ends_in_order(stack: StackHarness) -> None:
     assert not any(part.ready or part.pid for part in state.parts.values())
 
 
-def test_killed_parts_restart(stack: StackHarness) -> None:
-    before = stack.up()
+def test_killed_parts_restart(running: StackHarness) -> None:
+    before = running.state()
     for name in REDIS:
-        after = stack.kill(name)
+        after = running.kill(name)
         assert after.restarts == 1
         assert after.pid != before.parts[name].pid
-    assert stack.ledger().ping()
-    assert stack.state().ports == before.ports
+    assert running.ledger().ping()
+    assert running.state().ports == before.ports
 
 
-@pytest.mark.extended
-def test_second_stack_in_the_same_home_is_refused(stack: StackHarness) -> None:
-    url = stack.up().api_url
+def test_second_stack_in_the_same_home_is_refused(running: StackHarness) -> None:
+    url = running.state().api_url
     with pytest.raises(StackError, match=f"already running at {url}"):
-        stack.up()
-    assert stack.state().phase is StackPhase.READY
+        running.up()
+    assert running.state().phase is StackPhase.READY
 
 
 def test_port_in_use_is_an_error(stack: StackHarness) -> None:
@@ -236,24 +238,23 @@ def test_unreachable_external_server_is_an_error(stack: StackHarness) -> None:
     assert "secret" not in str(caught.value)
 
 
-def test_secrets_stay_in_private_files(stack: StackHarness) -> None:
-    stack.up((*REDIS, "server"))
-    home = StackHome(stack.home)
+def test_secrets_stay_in_private_files(running: StackHarness) -> None:
+    home = StackHome(running.home)
     secrets = [home.ensure_token(), *map(home.ensure_password, ("ledger", "tensors", "jobs"))]
 
     for path in (home.token_file, home.secrets_file):
         assert path.stat().st_mode & 0o777 == 0o600
-    shown = [" ".join(line) for line in read_each(stack.processes(), psutil.Process.cmdline)]
-    shown += [path.read_text() for path in (*home.logs.iterdir(), stack.home / "stack.json")]
+    shown = [" ".join(line) for line in read_each(running.processes(), psutil.Process.cmdline)]
+    shown += [path.read_text() for path in (*home.logs.iterdir(), running.home / "stack.json")]
     assert not any(secret in text for secret in secrets for text in shown)
 
 
-def test_parts_do_not_inherit_the_lock(stack: StackHarness) -> None:
+def test_parts_do_not_inherit_the_lock(running: StackHarness) -> None:
     """Machines run while the lock is held, so only its owners may hold it."""
-    state = stack.up()
-    lock = stack.home / "stack.lock"
+    state = running.state()
+    lock = running.home / "stack.lock"
     assert is_locked(lock)
-    opened = read_each(stack.processes(), lambda each: (each.pid, each.open_files()))
+    opened = read_each(running.processes(), lambda each: (each.pid, each.open_files()))
     path = str(lock.resolve())
     holders = {pid for pid, files in opened if path in [file.path for file in files]}
     assert state.supervisor.pid in holders
