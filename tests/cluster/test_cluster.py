@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import os
 import signal
-import subprocess
 import sys
 import tempfile
 import time
@@ -15,7 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 from support.ports import free_port
-from support.processes import is_alive
+from support.processes import is_alive, run_program
 from support.ray_rig import (
     HEARTBEAT,
     HOST,
@@ -121,20 +120,6 @@ def machine(rig: Rig) -> Iterator[str]:
     rig.start_node(name)
     yield name
     rig.kill(name)
-
-
-@pytest.fixture
-def connect(rig: Rig) -> Iterator[Callable[[], Driver]]:
-    """Create drivers, one per process of the head."""
-    drivers: list[Driver] = []
-
-    def make() -> Driver:
-        drivers.append(Driver(rig))
-        return drivers[-1]
-
-    yield make
-    for driver in drivers:
-        driver.end()
 
 
 @pytest.fixture
@@ -275,9 +260,7 @@ def test_client_without_the_token_is_rejected(rig: Rig, driver: Driver) -> None:
 from vcasgd.cluster import Cluster
 Cluster.connect("{rig.address}", "{NAMESPACE}", timeout=5)
 """
-    done = subprocess.run(
-        [sys.executable, "-c", stranger], capture_output=True, text=True, timeout=PATIENCE
-    )
+    done = run_program([sys.executable, "-c", stranger])
     assert "ClusterError" in done.stderr
 
 
@@ -289,51 +272,10 @@ def test_files_of_ray_stay_in_its_folder(rig: Rig, driver: Driver) -> None:
     assert not {path for path in used if not path.is_relative_to(rig.folder)}
 
 
-@pytest.mark.ci
-@pytest.mark.slow
-def test_workers_survive_their_head_and_are_found_again(
-    rig: Rig, connect: Callable[[], Driver], start_node: Callable[[], str]
-) -> None:
-    driver, machines = connect(), [start_node(), start_node()]
-    pids = {machine: start_worker(rig, driver, machine) for machine in machines}
-
-    rig.kill("head")
-
-    await_truth(lambda: not driver.finds_head())
-    for machine, pid in pids.items():
-        assert_works(rig, machine, pid, seconds=3 * HEARTBEAT)
-
-    rig.start_head()
-    successor = connect()
-    assert successor.see().machines >= set(machines)
-    assert not driver.finds_head(), "a driver belongs to one life of the head"
-    for machine, pid in pids.items():
-        assert successor.state(machine)
-        assert_works(rig, machine, pid)
-    successor.stop(machines[0])
-    await_truth(lambda: not is_alive(pids[machines[0]]))
-    start_worker(rig, successor, machines[0])
-
-
 @pytest.mark.extended
 @pytest.mark.slow
-def test_worker_ends_with_its_node(
-    rig: Rig, connect: Callable[[], Driver], start_node: Callable[[], str]
-) -> None:
-    node = start_node()
-    pid = start_worker(rig, connect(), node)
-
-    os.kill(rig.processes[node].pid, signal.SIGKILL)
-
-    await_truth(lambda: not is_alive(pid))
-
-
-@pytest.mark.extended
-@pytest.mark.slow
-def test_ledger_head_and_a_machine_can_die_at_once(
-    rig: Rig, connect: Callable[[], Driver], start_node: Callable[[], str]
-) -> None:
-    driver, survivor, victim = connect(), start_node(), start_node()
+def test_ledger_head_and_a_machine_can_die_at_once(rig: Rig, start_node: Callable[[], str]) -> None:
+    driver, survivor, victim = Driver(rig), start_node(), start_node()
     pid = start_worker(rig, driver, survivor)
     start_worker(rig, driver, victim)
 
@@ -342,32 +284,11 @@ def test_ledger_head_and_a_machine_can_die_at_once(
     rig.start_ledger()
     rig.start_head()
 
-    driver = connect()
+    driver = Driver(rig)
     await_truth(lambda: not driver.has(victim))
     assert driver.state(victim) is None
     driver.start(victim)
     assert driver.state(victim) is None
     assert driver.state(survivor)
     assert_works(rig, survivor, pid)
-
-
-@pytest.mark.extended
-@pytest.mark.slow
-def test_only_the_head_ends_with_its_ledger(
-    rig: Rig, connect: Callable[[], Driver], start_node: Callable[[], str]
-) -> None:
-    driver, node = connect(), start_node()
-    pid = start_worker(rig, driver, node)
-    head = rig.processes["head"]
-
-    rig.kill("ledger")
-
-    await_truth(lambda: head.poll() is not None)
-    rig.kill("head")
     driver.end()
-    rig.start_ledger()
-    rig.start_head()
-    driver = connect()
-    assert driver.has(node)
-    assert driver.state(node)
-    assert_works(rig, node, pid)

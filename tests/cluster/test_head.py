@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from support.processes import run_program
 
 from vcasgd.cluster.head import head_command
 from vcasgd.errors import SpecError
@@ -50,8 +50,6 @@ def test_address_without_host_or_port_is_rejected(address: str) -> None:
 
 def test_missing_setting_is_reported_and_the_process_exits() -> None:
     foreign = {name: value for name, value in os.environ.items() if name[:7] != "VCASGD_"}
-    done = subprocess.run(
-        [sys.executable, "-m", "vcasgd.cluster.head"], env=foreign, capture_output=True, text=True
-    )
+    done = run_program([sys.executable, "-m", "vcasgd.cluster.head"], env=foreign)
     assert done.returncode == 1
     assert "VCASGD_RAY_ADDRESS is not set" in done.stderr

@@ -61,9 +61,7 @@ def part(head: Process, name: str) -> psutil.Process | None:
 
 
 def test_head_exits_if_its_control_service_dies_during_the_start(
-    ledger: RedisServer,
-    start_head: Callable[[str], Process],
-    tmp_path: Path,
+    ledger: RedisServer, start_head: Callable[[str], Process], tmp_path: Path
 ) -> None:
     # Given a head whose node is not registered yet
     head = start_head(ledger.url)
@@ -84,9 +82,7 @@ def test_head_exits_if_its_control_service_dies_during_the_start(
 
 @pytest.mark.extended
 def test_head_exits_if_its_ledger_is_no_longer_the_primary(
-    ledger: RedisServer,
-    start_head: Callable[[str], Process],
-    tmp_path: Path,
+    ledger: RedisServer, start_head: Callable[[str], Process], tmp_path: Path
 ) -> None:
     # Given a server that was the primary and is a replica now
     lines = replication_lines(ledger.files.password, primary_port=ledger.files.port)

@@ -16,12 +16,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from support.api_harness import listens, running
+from support.api_harness import running
 from support.gateways import RunningGateway, gateway_of
 from support.harness import Process
 from support.machine_roots import write_root
 from support.missing import skip_here
-from support.ports import free_port
+from support.ports import free_port, listens
 from support.waiting import await_truth
 
 from vcasgd.encryption import Authority

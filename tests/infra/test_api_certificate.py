@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from support.machine_roots import write_root
-from support.waiting import PATIENCE
+from support.processes import run_program
 
 SETTINGS = "CLOUD=aws ROLE=control-plane CLUSTER=mine VCASGD_STORAGE_URL=s3://a-bucket\n"
 LOCAL, PUBLIC = "IP:127.0.0.1,DNS:localhost", "IP:203.0.113.7,DNS:localhost"
@@ -34,16 +34,13 @@ class Machine:
 
     def run(self, names: str) -> bytes:
         """Run the script, and return the certificate."""
-        done = subprocess.run(
+        done = run_program(
             [self.root / "usr/local/lib/vcasgd/certificate"],
             env={
                 "PATH": f"{self.root}/programs:{os.environ['PATH']}",
                 "VCASGD_ROOT": str(self.root),
                 "API_SUBJECT": names,
             },
-            capture_output=True,
-            text=True,
-            timeout=PATIENCE,
         )
         assert done.returncode == 0, done.stderr
         return self.certificate.read_bytes()

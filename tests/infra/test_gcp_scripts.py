@@ -6,19 +6,11 @@ There is no emulator of Google Cloud. The fake serves real HTTP.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 
-import pytest
-from support.fake_google import FakeGoogle, fake_google
+from support.fake_google import FakeGoogle
 from support.fake_google import GoogleMachine as Machine
 from support.machine_roots import run_failing_boot
-
-
-@pytest.fixture
-def google() -> Iterator[FakeGoogle]:
-    with fake_google() as server:
-        yield server
 
 
 def test_secrets_are_generated_once_and_read_by_the_store(

@@ -14,6 +14,7 @@ import pytest
 import yaml
 from compose_pydantic.models import ComposeSpecification
 from support.ports import free_port
+from support.processes import run_program
 from support.servers import KINDS, require_binary
 from support.waiting import PATIENCE, await_truth
 
@@ -35,7 +36,7 @@ UNITS = sorted((INFRA / "systemd").iterdir())
 
 def test_scripts_pass_shellcheck() -> None:
     assert len(SCRIPTS) > 8
-    done = subprocess.run(
+    done = run_program(
         [
             Path(sys.prefix) / "bin/shellcheck",
             "--external-sources",
@@ -45,8 +46,6 @@ def test_scripts_pass_shellcheck() -> None:
             *SCRIPTS,
         ],
         cwd=INFRA.parent,
-        capture_output=True,
-        text=True,
     )
     assert done.returncode == 0, done.stdout
 
@@ -54,9 +53,7 @@ def test_scripts_pass_shellcheck() -> None:
 def test_systemd_accepts_the_units() -> None:
     if shutil.which("systemd-analyze") is None:
         pytest.skip("systemd-analyze is not installed")
-    done = subprocess.run(
-        ["systemd-analyze", "verify", "--man=no", *UNITS], capture_output=True, text=True
-    )
+    done = run_program(["systemd-analyze", "verify", "--man=no", *UNITS])
     # Their programs exist only on the machines.
     said = [line for line in done.stderr.splitlines() if "is not executable" not in line]
     assert [line for line in said if "vcasgd-" in line] == []

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import shutil
-import subprocess
+from pathlib import Path
 from typing import Any
 
-import pytest
 import yaml
-from support.kubernetes import MANIFESTS
-from support.waiting import PATIENCE
 
 from vcasgd.settings import Settings
+
+MANIFESTS = Path(__file__).parents[2] / "infra" / "kubernetes"
 
 
 def documents() -> dict[str, dict[str, Any]]:
@@ -48,23 +46,3 @@ def test_controller_may_only_order_list_and_end_pods() -> None:
     account = kinds["ServiceAccount"]["metadata"]["name"]
     assert kinds["RoleBinding"]["subjects"] == [{"kind": "ServiceAccount", "name": account}]
     assert kinds["StatefulSet"]["spec"]["template"]["spec"]["serviceAccountName"] == account
-
-
-@pytest.mark.extended
-def test_kustomize_renders_the_manifests() -> None:
-    kubectl = shutil.which("kubectl")
-    if kubectl is None:
-        pytest.skip("there is no kubectl")
-    done = subprocess.run(
-        [kubectl, "kustomize", str(MANIFESTS)],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=PATIENCE,
-    )
-    assert done.returncode == 0, done.stderr
-    rendered = {each["kind"]: each for each in yaml.safe_load_all(done.stdout)}
-    assert rendered.keys() == {*documents(), "ConfigMap"}
-    assert list(rendered["ConfigMap"]["data"]) == ["pools.yaml"]
-    (container,) = rendered["StatefulSet"]["spec"]["template"]["spec"]["containers"]
-    assert container["image"] == "registry.example.com/vcasgd:0.2.0"

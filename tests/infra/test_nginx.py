@@ -13,10 +13,10 @@ from pathlib import Path
 
 import httpx
 import pytest
-from support.api_harness import Api, listens
+from support.api_harness import Api
 from support.harness import Process
 from support.missing import skip_here
-from support.ports import free_port
+from support.ports import free_port, listens
 from support.waiting import PATIENCE, await_truth
 
 from vcasgd.api.callers import COOKIE

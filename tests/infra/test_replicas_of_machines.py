@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 import redis
-from support.fake_google import FakeGoogle, GoogleMachine, fake_google
+from support.fake_google import FakeGoogle, GoogleMachine
 from support.harness import Process
 from support.machine_roots import INFRA
 from support.servers import require_binary
@@ -123,12 +123,6 @@ class StoreMachines:
     def end(self) -> None:
         for process in self._processes.values():
             process.end()
-
-
-@pytest.fixture
-def google() -> Iterator[FakeGoogle]:
-    with fake_google() as server:
-        yield server
 
 
 @pytest.fixture(

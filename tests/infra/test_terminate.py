@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from support.machine_roots import INFRA
+from support.processes import run_program
 from support.waiting import PATIENCE
 
 #: Command lines of clouds whose machines are lines of a file. A deletion waits as long as Google's.
@@ -54,7 +55,7 @@ class Cloud:
         (folder / "machines").write_text("".join(rows))
 
     def terminate(self, deadline_seconds: int = int(PATIENCE)) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
+        return run_program(
             [INFRA / "fleet" / f"terminate-{self.cloud}", "mine", "a-place"],
             cwd=self.folder,
             env={
@@ -62,9 +63,6 @@ class Cloud:
                 "VCASGD_PAUSE_SECONDS": "0",
                 "VCASGD_DEADLINE_SECONDS": str(deadline_seconds),
             },
-            capture_output=True,
-            text=True,
-            timeout=PATIENCE,
         )
 
     def left(self) -> str:

@@ -13,7 +13,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
-from support.fake_google import FakeGoogle, GoogleMachine, fake_google
+from support.fake_google import FakeGoogle, GoogleMachine
 from support.machine_roots import INFRA
 from support.ports import free_port
 from support.servers import require_binary
@@ -25,12 +25,6 @@ from vcasgd.store.connection import check_server, connect
 LEDGER = "rediss://:PASSWORD@127.0.0.1:6379/0?ssl_ca_certs=/etc/vcasgd/ca.pem"
 TLS = f"TLS_SUBJECT='IP:127.0.0.1,IP:10.0.0.20' LEDGER_URL='{LEDGER}'\n"
 AUTHORITY = "AUTHORITY='gs://a-bucket/control/ca.pem'\n"
-
-
-@pytest.fixture
-def google() -> Iterator[FakeGoogle]:
-    with fake_google() as server:
-        yield server
 
 
 def make_secrets(machine: GoogleMachine) -> dict[str, str]:

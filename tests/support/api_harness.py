@@ -6,7 +6,6 @@ import hashlib
 import io
 import json
 import secrets
-import socket
 import sys
 import threading
 import time
@@ -24,7 +23,7 @@ from httpx_sse import EventSource, ServerSentEvent
 from safetensors.torch import save
 
 from support.harness import Child, ForkedProcess, Process, RedisServer
-from support.ports import free_port
+from support.ports import free_port, listens
 from support.waiting import PATIENCE, await_truth
 from vcasgd.api.app import create_app
 from vcasgd.client import Client
@@ -69,11 +68,6 @@ A_JOB: dict[str, Any] = {
     },
     "totals": {},
 }
-
-
-def listens(port: int) -> bool:
-    with socket.socket() as probe:
-        return probe.connect_ex(("127.0.0.1", port)) == 0
 
 
 @dataclass

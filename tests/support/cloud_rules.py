@@ -8,6 +8,7 @@ from __future__ import annotations
 import base64
 import re
 from collections.abc import Iterator, Mapping
+from fnmatch import fnmatch
 from typing import Any, NamedTuple
 
 import botocore.session
@@ -50,6 +51,7 @@ _GOOGLE_NAME = Rule(r"[a-z]([-a-z0-9]*[a-z0-9])?", 63)
 _LABEL = Rule(r"[a-z0-9_-]*", 63)
 _TITLE = Rule(r".*", 100)
 
+#: By patterns of resources and attributes.
 TERRAFORM: Mapping[tuple[str, str], Rule] = {
     ("aws_dlm_lifecycle_policy", "description"): _aws(
         "dlm", "CreateLifecyclePolicy", "Description"
@@ -79,22 +81,10 @@ TERRAFORM: Mapping[tuple[str, str], Rule] = {
     ),
     ("aws_security_group", "name"): Rule(r"(?!sg-)" + _GROUP_TEXT.pattern, 255),
     ("aws_security_group", "description"): _GROUP_TEXT,
-    ("aws_vpc_security_group_egress_rule", "description"): _GROUP_TEXT,
-    ("aws_vpc_security_group_ingress_rule", "description"): _GROUP_TEXT,
-    ("google_compute_address", "name"): _GOOGLE_NAME,
-    ("google_compute_disk", "name"): _GOOGLE_NAME,
-    ("google_compute_disk_resource_policy_attachment", "name"): _GOOGLE_NAME,
-    ("google_compute_firewall", "name"): _GOOGLE_NAME,
-    ("google_compute_firewall", "description"): Rule(r".*", 2048),
-    ("google_compute_instance", "name"): _GOOGLE_NAME,
-    ("google_compute_network", "name"): _GOOGLE_NAME,
+    ("aws_vpc_security_group_*", "description"): _GROUP_TEXT,
+    ("google_compute_*", "name"): _GOOGLE_NAME,
+    ("google_compute_*", "description"): Rule(r".*", 2048),
     ("google_compute_region_instance_template", "name_prefix"): Rule(r"[a-z][-a-z0-9]*", 54),
-    ("google_compute_region_instance_template", "description"): Rule(r".*", 2048),
-    ("google_compute_resource_policy", "name"): _GOOGLE_NAME,
-    ("google_compute_resource_policy", "description"): Rule(r".*", 2048),
-    ("google_compute_router", "name"): _GOOGLE_NAME,
-    ("google_compute_router_nat", "name"): _GOOGLE_NAME,
-    ("google_compute_subnetwork", "name"): _GOOGLE_NAME,
     ("google_project_iam_custom_role", "role_id"): Rule(r"[a-zA-Z0-9_.]{3,}", 64),
     ("google_project_iam_custom_role", "title"): _TITLE,
     ("google_project_iam_member", "condition.title"): _TITLE,
@@ -117,6 +107,7 @@ _TEXTS = re.compile(
 _REFERENCES = {
     ("aws_elasticache_parameter_group", "parameter.name"),
     ("aws_launch_template", "iam_instance_profile.name"),
+    ("aws_s3_*", "bucket"),
     ("google_storage_bucket_iam_member", "bucket"),
     ("google_secret_manager_secret_iam_member", "secret_id"),
 }
@@ -127,24 +118,30 @@ _USER_DATA = {"aws": 16_384, "google": 262_144}
 def violations(kind: str, values: Mapping[str, Any]) -> Iterator[str]:
     """Yield what a cloud would refuse in the planned values of a resource of Terraform."""
     for path, text in _strings(values):
-        key = (kind, path)
         if ".tags." in f".{path}" or path.startswith("tags_all"):
             continue
         if "labels." in path:
             if not _LABEL.allows(text):
                 yield f"{kind}.{path}: {text!r}"
-        elif rule := TERRAFORM.get(key):
+        elif rule := _rule(kind, path):
             if not rule.allows(text):
                 yield f"{kind}.{path}: {text!r}"
-        elif _TEXTS.fullmatch(path) and key not in _REFERENCES and not _refers(kind, path):
+        elif _TEXTS.fullmatch(path) and not _refers(kind, path):
             yield f"{kind}.{path}: no rule for {text!r}"
     yield from _tags(kind, values)
     yield from _user_data(kind, values)
 
 
 def _refers(kind: str, path: str) -> bool:
-    """Return whether an attribute of a part of S3's bucket names the bucket."""
-    return kind.startswith("aws_s3_") and path == "bucket"
+    """Return whether an attribute names another resource."""
+    return any(path == name and fnmatch(kind, kinds) for kinds, name in _REFERENCES)
+
+
+def _rule(kind: str, path: str) -> Rule | None:
+    found = (
+        rule for (kinds, name), rule in TERRAFORM.items() if name == path and fnmatch(kind, kinds)
+    )
+    return next(found, None)
 
 
 def _strings(value: object, path: str = "") -> Iterator[tuple[str, str]]:

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from support.machine_roots import INFRA, write_root
-from support.waiting import PATIENCE
+from support.processes import run_program
 
 #: Text of a command that fails.
 PART = "a part of an answer"
@@ -123,7 +123,7 @@ class Outcome:
 def run_script(script: Script, root: Path, failing: str = "", patience_seconds: int = 0) -> Outcome:
     """Run it on a new root. ``failing`` names a call, such as ``jq.2``."""
     _prepare(root, script)
-    done = subprocess.run(
+    done = run_program(
         [shutil.which("bash") or "", INFRA / "bin" / script.name, *script.arguments],
         env={
             "PATH": str(root / "programs"),
@@ -134,9 +134,6 @@ def run_script(script: Script, root: Path, failing: str = "", patience_seconds: 
             "TMPDIR": str(root / "temporary"),
         },
         stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE,
     )
     calls = frozenset(path.name for path in (root / "calls").iterdir())
     return Outcome(done.returncode, done.stderr, dict(_left(root)), calls)

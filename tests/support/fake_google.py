@@ -6,14 +6,12 @@ import base64
 import json
 import os
 import subprocess
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from urllib.parse import parse_qs, unquote, urlsplit
 
 from support.http_servers import LocalServer, QuietHandler
 from support.machine_roots import write_root
-from support.waiting import PATIENCE
+from support.processes import run_program
 
 TOKEN = "an access token"
 
@@ -88,12 +86,6 @@ class _Handler(QuietHandler):
         return allowed
 
 
-@contextmanager
-def fake_google() -> Iterator[FakeGoogle]:
-    with FakeGoogle() as server:
-        yield server
-
-
 class GoogleMachine:
     """Folder that acts as a machine's root, with the scripts in their places."""
 
@@ -109,7 +101,7 @@ class GoogleMachine:
             f"CLOUD=gcp ROLE={role} CLUSTER=mine PROJECT=a-project MANAGED_REDIS='{redis}'\n"
             f"STORE_HOSTS='10.0.0.20 10.0.0.21' LEDGER_URL='{ledger}'\n{more}",
         )
-        group = subprocess.run(["id", "-gn"], capture_output=True, text=True, check=True).stdout
+        group = run_program(["id", "-gn"], check=True).stdout
         self.environment = {
             **os.environ,
             "VCASGD_ROOT": str(root),
@@ -123,24 +115,12 @@ class GoogleMachine:
 
     def run(self, *command: str) -> subprocess.CompletedProcess[str]:
         program = self.root / "usr/local/lib/vcasgd" / command[0]
-        return subprocess.run(
-            [program, *command[1:]],
-            env=self.environment,
-            capture_output=True,
-            text=True,
-            timeout=PATIENCE,
-        )
+        return run_program([program, *command[1:]], env=self.environment)
 
     def shell(self, text: str) -> subprocess.CompletedProcess[str]:
         """Run a line of Bash that can call the scripts' functions."""
         library = self.root / "usr/local/lib/vcasgd/common"
-        return subprocess.run(
-            ["bash", "-euc", f". {library}; {text}"],
-            env=self.environment,
-            capture_output=True,
-            text=True,
-            timeout=PATIENCE,
-        )
+        return run_program(["bash", "-euc", f". {library}; {text}"], env=self.environment)
 
     def secrets(self) -> dict[str, str]:
         text = (self.root / "run/vcasgd/secrets.env").read_text()

@@ -11,9 +11,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from support.api_harness import Api, listens
+from support.api_harness import Api
 from support.harness import ForkedProcess
-from support.ports import free_port
+from support.ports import free_port, listens
 from support.waiting import PATIENCE, await_truth
 from vcasgd.agent.connection import AgentConnection, GatewayAddress, JoinToken
 from vcasgd.client.transport import Transport

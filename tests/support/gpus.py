@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+
+from support.processes import run_program
 
 ROOT = Path(__file__).parents[2]
 FAKE = ROOT / "tests/support/nvml"
@@ -27,12 +28,9 @@ def on_gpus(
     home: Path, program: str, cards: Sequence[dict[str, Any]] | None, **variables: str
 ) -> Any:
     """Return the JSON that a program prints."""
-    done = subprocess.run(
+    done = run_program(
         [sys.executable, "-c", program],
         env=environment(cards, VCASGD_HOME=str(home), **variables),
-        capture_output=True,
-        text=True,
-        timeout=120,
         check=True,
     )
     return json.loads(done.stdout)

@@ -7,10 +7,12 @@ import os
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
+from http import HTTPStatus
 from pathlib import Path
 
 from support.http_servers import LocalServer, QuietHandler
-from support.waiting import PATIENCE
+from support.metadata import Metadata, MetadataServer
+from support.processes import run_program
 
 INFRA = Path(__file__).parents[2] / "infra"
 #: Credentials of a role, as the metadata server returns them.
@@ -37,39 +39,28 @@ def run_failing_boot(root: Path, environment: dict[str, str]) -> subprocess.Comp
     for name, text in _PROGRAMS.items():
         (programs / name).write_text(f"#!/bin/sh\n{text}\n")
         (programs / name).chmod(0o755)
-    return subprocess.run(
+    return run_program(
         [root / "usr/local/lib/vcasgd/boot"],
         env={
             "PATH": f"{programs}{os.pathsep}{os.environ['PATH']}",
             "VCASGD_ROOT": str(root),
             **environment,
         },
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE,
     )
 
 
 @contextmanager
 def metadata_of(machine_id: str) -> Iterator[str]:
     """Serve an EC2 machine's metadata over IMDSv2."""
-    metadata = {
-        "instance-id": machine_id,
+    metadata = Metadata(machine_id)
+    for path, text in {
         "iam/security-credentials/": "a-role",
         "iam/security-credentials/a-role": json.dumps(KEYS, indent=2),
         "placement/region": "us-east-1",
         "services/domain": "amazonaws.com",
-    }
-
-    class Handler(QuietHandler):
-        def do_PUT(self) -> None:
-            self.answer(200, "a token")
-
-        def do_GET(self) -> None:
-            assert self.headers["X-aws-ec2-metadata-token"] == "a token"
-            self.answer(200, metadata[self.path.removeprefix("/latest/meta-data/")])
-
-    with LocalServer(Handler) as server:
+    }.items():
+        metadata.overrides[f"/latest/meta-data/{path}"] = (HTTPStatus.OK, text)
+    with MetadataServer(metadata) as server:
         yield server.url
 
 

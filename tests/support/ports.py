@@ -37,6 +37,12 @@ def free_port() -> int:
     return port
 
 
+def listens(port: int) -> bool:
+    """Return True if a process of this computer accepts connections to a port."""
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0
+
+
 def _is_free(port: int) -> bool:
     with socket.socket() as probe:
         try:

@@ -1,14 +1,17 @@
-"""Processes that may end at any moment."""
+"""Programs that run to their end, and processes that may end at any moment."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable
+import subprocess
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import psutil
+
+from support.waiting import PATIENCE
 
 T = TypeVar("T")
 
@@ -38,3 +41,9 @@ def processes_of(folder: Path) -> list[psutil.Process]:
             if process.pid != os.getpid() and any(str(folder) in word for word in words):
                 found.append(process)
     return found
+
+
+def run_program(argv: Sequence[str | Path], **options: Any) -> subprocess.CompletedProcess[str]:
+    """Run a program to its end, and return its status and its output as text."""
+    options = {"check": False, "timeout": PATIENCE, **options}
+    return subprocess.run(argv, capture_output=True, text=True, **options)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import multiprocessing
 import os
 import shutil
-import socket
 import subprocess
 import time
 from collections.abc import Callable
@@ -19,7 +18,7 @@ import psutil
 
 from support.fleet_records import PACKAGE, job_spec
 from support.harness import die_with_parent
-from support.ports import free_port
+from support.ports import free_port, listens
 from support.processes import is_alive
 from support.waiting import PATIENCE, await_truth
 from vcasgd.cluster import Cluster, node_command
@@ -191,13 +190,6 @@ class Driver:
         """Kill the worker of a machine."""
         self._call("stop", self._rig.worker(machine_id))
 
-    def finds_head(self) -> bool:
-        try:
-            self.see()
-        except ClusterError:
-            return False
-        return True
-
     def end(self) -> None:
         self.process.kill()
         self.process.join(PATIENCE)
@@ -228,12 +220,6 @@ def drive(address: str, tls: bool, ledger_url: str, connection: Connection) -> N
                 connection.send(error)
 
 
-def listens(port: int) -> bool:
-    with suppress(OSError), socket.create_connection((HOST, port), timeout=1):
-        return True
-    return False
-
-
 def session(leader: int) -> list[psutil.Process]:
     found = []
     for process in psutil.process_iter():
@@ -259,9 +245,9 @@ def start_worker(rig: Rig, driver: Driver, machine: str) -> int:
     return rig.pid(machine)
 
 
-def assert_works(rig: Rig, machine: str, pid: int, seconds: float = 0.0) -> None:
-    """Assert that the worker of a machine is this process, for a while."""
+def assert_works(rig: Rig, machine: str, pid: int) -> None:
+    """Assert that the worker of a machine is this process."""
     began = time.time()
-    await_truth(lambda: (b := rig.beat(machine)) is not None and (b.at or 0.0) > began + seconds)
+    await_truth(lambda: (b := rig.beat(machine)) is not None and (b.at or 0.0) > began)
     assert rig.pid(machine) == pid
     assert is_alive(pid)

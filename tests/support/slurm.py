@@ -8,7 +8,6 @@ import os
 import secrets
 import shutil
 import socket
-import subprocess
 import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -17,6 +16,7 @@ from pathlib import Path
 from support.harness import Process
 from support.missing import skip_here
 from support.ports import free_port
+from support.processes import run_program
 from support.waiting import await_truth
 
 #: Seconds between the notice of a preemption and the end.
@@ -78,9 +78,7 @@ class SlurmCluster:
 
     def run(self, *argv: str, given: str = "") -> str:
         env = {**os.environ, "PATH": _PATH, "SLURM_CONF": str(self.configuration)}
-        done = subprocess.run(
-            argv, input=given, env=env, text=True, capture_output=True, timeout=60, check=False
-        )
+        done = run_program(argv, input=given, env=env)
         assert done.returncode == 0, f"{argv}: {done.stderr}"
         return done.stdout
 

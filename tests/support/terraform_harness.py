@@ -6,7 +6,6 @@ import json
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -19,22 +18,28 @@ from typing import Any
 import boto3
 import pytest
 
-from support.ports import free_port
+from support.ports import free_port, listens
 from support.waiting import PATIENCE, await_truth
 
 REPOSITORY = Path(__file__).parents[2]
-#: Filesystem mirror with the real provider.
-AWS_MIRROR = Path(os.environ.get("VCASGD_TERRAFORM_AWS_MIRROR", "/opt/tf-plugins"))
-AWS_PROVIDER = "registry.terraform.io/hashicorp/aws"
-GOOGLE_PROVIDER = "registry.terraform.io/hashicorp/google"
-#: The provider isn't available everywhere; one that has the names and types suffices here.
-GOOGLE_MIRRORS = (
-    os.environ.get("VCASGD_TERRAFORM_GOOGLE_MIRROR", ""),
-    "/opt/tf-plugins",
-    "/opt/terraform-google/mirror",
-    "~/.cache/vcasgd/terraform-google/mirror",
-    "~/.terraform.d/plugins",
-)
+#: Provider of a root, and filesystem mirrors that may have it: the real one of AWS. That of Google
+#: isn't available everywhere; one that has the names and types suffices here.
+PROVIDERS = {
+    "aws": (
+        "registry.terraform.io/hashicorp/aws",
+        [os.environ.get("VCASGD_TERRAFORM_AWS_MIRROR", "/opt/tf-plugins")],
+    ),
+    "gcp": (
+        "registry.terraform.io/hashicorp/google",
+        [
+            os.environ.get("VCASGD_TERRAFORM_GOOGLE_MIRROR", ""),
+            "/opt/tf-plugins",
+            "/opt/terraform-google/mirror",
+            "~/.cache/vcasgd/terraform-google/mirror",
+            "~/.terraform.d/plugins",
+        ],
+    ),
+}
 #: Files that a root starts or reads.
 TREES = ("terraform", "infra", "constraints-runtime.txt", "vcasgd/fleet/data")
 #: Seconds; a provider takes some to start, and many more on a busy machine.
@@ -68,17 +73,6 @@ def need_terraform() -> None:
     need(shutil.which("terraform"), "terraform is not installed")
 
 
-def google_mirror() -> Path:
-    """Return a mirror with Google's provider, or skip the test."""
-    for place in filter(None, GOOGLE_MIRRORS):
-        if (Path(place).expanduser() / GOOGLE_PROVIDER).is_dir():
-            return Path(place).expanduser()
-    pytest.skip(
-        "no hashicorp/google provider available; VCASGD_TERRAFORM_GOOGLE_MIRROR names a folder "
-        f"with {GOOGLE_PROVIDER} in it"
-    )
-
-
 @dataclass
 class Terraform:
     """One root of a copy of the tree. ``environment`` is added to the process's own."""
@@ -101,6 +95,16 @@ class Terraform:
         block = f'filesystem_mirror {{ path = "{mirror}" }}' if mirror else ""
         configuration.write_text(f"provider_installation {{ {block} }}\n" if mirror else "")
         return cls(directory, root, {"TF_CLI_CONFIG_FILE": str(configuration)})
+
+    @classmethod
+    def with_provider(cls, directory: Path, root: str) -> Terraform:
+        """Return a root with a provider that has at least the names, or skip the test."""
+        need_terraform()
+        name, places = PROVIDERS[root]
+        mirrors = [Path(each).expanduser() for each in places if each]
+        found = [each for each in mirrors if (each / name).is_dir()]
+        need(found, f"none of {[*map(str, mirrors)]} has a folder {name}")
+        return cls.of(directory, root, found[0])
 
     @property
     def folder(self) -> Path:
@@ -130,9 +134,6 @@ class Terraform:
 
     def init(self) -> None:
         self("init", "-input=false", "-no-color")
-
-    def state(self) -> str:
-        return (self.folder / "terraform.tfstate").read_text()
 
     def outputs(self) -> dict[str, Any]:
         done = self("output", "-json")
@@ -185,13 +186,8 @@ def emulated_aws(directory: Path) -> Iterator[EmulatedAws]:
             stderr=log,
         )
     try:
-        await_truth(lambda: _listens(port))
+        await_truth(lambda: listens(port))
         yield EmulatedAws(url, environment)
     finally:
         process.send_signal(signal.SIGKILL)
         process.wait()
-
-
-def _listens(port: int) -> bool:
-    with socket.socket() as probe:
-        return probe.connect_ex(("127.0.0.1", port)) == 0

@@ -10,14 +10,7 @@ from typing import Any
 
 import pytest
 from support.cloud_rules import Rule, violations
-from support.terraform_harness import (
-    AWS_MIRROR,
-    AWS_PROVIDER,
-    Terraform,
-    google_mirror,
-    need,
-    need_terraform,
-)
+from support.terraform_harness import Terraform
 
 #: The longest names that the variables allow, and all options that make resources.
 RUN = """
@@ -75,11 +68,7 @@ def test_clouds_accept_all_names_and_texts(root: str, tmp_path: Path) -> None:
 
 
 def _planned(root: str, folder: Path) -> Iterator[dict[str, Any]]:
-    need_terraform()
-    if root == "aws":
-        need((AWS_MIRROR / AWS_PROVIDER).is_dir(), f"no hashicorp/aws provider under {AWS_MIRROR}")
-    mirror = AWS_MIRROR if root == "aws" else google_mirror()
-    terraform = Terraform.of(folder / "copy", root, mirror)
+    terraform = Terraform.with_provider(folder / "copy", root)
     file = terraform.folder / "tests" / FILES[root]
     mocks = file.read_text().partition('\nrun "')[0]
     names, pool, kind = LONGEST[root]

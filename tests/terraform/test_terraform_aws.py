@@ -15,17 +15,8 @@ from urllib.parse import urlsplit
 import pytest
 import yaml
 from support.machine_roots import metadata_of
-from support.terraform_harness import (
-    AWS_MIRROR,
-    AWS_PROVIDER,
-    REPOSITORY,
-    EmulatedAws,
-    Terraform,
-    emulated_aws,
-    need,
-    need_terraform,
-)
-from support.waiting import PATIENCE
+from support.processes import run_program
+from support.terraform_harness import REPOSITORY, EmulatedAws, Terraform, emulated_aws, need
 
 from vcasgd.cluster import node_command
 from vcasgd.fleet.pools import AwsPoolSpec, parse_pools
@@ -56,11 +47,9 @@ def before(aws: EmulatedAws) -> dict[str, list[str]]:
 def applied(
     aws: EmulatedAws, before: dict[str, list[str]], tmp_path_factory: pytest.TempPathFactory
 ) -> Terraform:
-    need_terraform()
-    need((AWS_MIRROR / AWS_PROVIDER).is_dir(), f"no hashicorp/aws provider under {AWS_MIRROR}")
     need(_aws_command_line(), "the AWS command line, which destroy calls, is not installed")
     directory = tmp_path_factory.mktemp("terraform-aws")
-    terraform = Terraform.of(directory, "aws", AWS_MIRROR)
+    terraform = Terraform.with_provider(directory, "aws")
     wheel = directory / "vcasgd-0.2.0-py3-none-any.whl"
     wheel.write_bytes(b"a wheel")
     settings = {
@@ -260,9 +249,7 @@ def test_control_plane_generates_the_secrets_and_other_machines_read_them(
 
 
 def _shell(command: str, aws: EmulatedAws) -> str:
-    done = subprocess.run(
-        command, shell=True, env={**os.environ, **aws.environment}, capture_output=True, text=True
-    )
+    done = run_program(command, shell=True, env={**os.environ, **aws.environment})
     assert done.returncode == 0, done.stderr
     return done.stdout
 
@@ -280,12 +267,9 @@ def _run_secrets(aws: EmulatedAws, files: dict[str, str], root: Path) -> dict[st
     tool.chmod(0o755)
     (root / "run").mkdir()
     group = _shell("id -gn", aws).strip()
-    done = subprocess.run(
+    done = run_program(
         [root / "usr/local/lib/vcasgd/secrets"],
         env={**os.environ, **aws.environment, "VCASGD_ROOT": str(root), "VCASGD_GROUP": group},
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE,
     )
     assert done.returncode == 0, done.stderr
     file = root / "run/vcasgd/secrets.env"
@@ -305,12 +289,9 @@ def test_failed_unit_appears_in_the_tags_of_its_machine(
     with metadata_of(control["InstanceId"]) as url:
         # When systemd reports that it gave up a unit
         environment = {**aws.environment, "VCASGD_ROOT": str(root), "VCASGD_METADATA_URL": url}
-        done = subprocess.run(
+        done = run_program(
             [root / "usr/local/lib/vcasgd/unit-failed", "vcasgd-head.service"],
             env={**os.environ, **environment},
-            capture_output=True,
-            text=True,
-            timeout=PATIENCE,
         )
     assert done.returncode == 0, done.stderr
     # Then the console and the tag show it
@@ -339,12 +320,7 @@ def test_second_plan_is_empty_and_destroy_leaves_nothing(
     # And the refreshed state has none of the secrets
     state = zipfile.ZipFile(tmp_path / "plan").read("tfstate").decode()
     assert "vcasgd-control" in state
-    for name in (
-        "VCASGD_TOKEN",
-        "VCASGD_RAY_TOKEN",
-        "VCASGD_JOB_SECRET",
-        "VCASGD_SECRETS_KEY",
-    ):
+    for name in ("VCASGD_TOKEN", "VCASGD_RAY_TOKEN", "VCASGD_JOB_SECRET", "VCASGD_SECRETS_KEY"):
         assert len(secrets[name]) == SECRET_LENGTH
         assert secrets[name] not in state
     assert str(urlsplit(secrets["VCASGD_LEDGER_URL"]).password) not in state
@@ -409,12 +385,7 @@ def test_terminate_script_fails_without_the_aws_command_line(tmp_path: Path) -> 
     # Given no AWS command line
     script = REPOSITORY / "infra/fleet/terminate-aws"
     # When the script would terminate the fleet's machines
-    done = subprocess.run(
-        ["/bin/bash", script, "vcasgd", "us-east-1"],
-        env={"PATH": str(tmp_path)},
-        capture_output=True,
-        text=True,
-    )
+    done = run_program(["/bin/bash", script, "vcasgd", "us-east-1"], env={"PATH": str(tmp_path)})
     # Then it fails before the machines' network is removed, and names the missing program
     assert done.returncode == 1
     assert "no program aws" in done.stderr

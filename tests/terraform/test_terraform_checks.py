@@ -7,15 +7,7 @@ import re
 from pathlib import Path
 
 import pytest
-from support.terraform_harness import (
-    AWS_MIRROR,
-    AWS_PROVIDER,
-    REPOSITORY,
-    Terraform,
-    google_mirror,
-    need,
-    need_terraform,
-)
+from support.terraform_harness import REPOSITORY, Terraform, need_terraform
 
 #: Variables in conditions of policies, which look like permissions.
 CONDITION_KEYS = {"ec2:CreateAction", "iam:AWSServiceName", "iam:PassedToService"}
@@ -31,33 +23,16 @@ def _without_clouds(directory: Path) -> dict[str, str]:
     return {"PATH": f"{directory}{os.pathsep}{os.environ['PATH']}", "VCASGD_PAUSE_SECONDS": "0.1"}
 
 
-def _with_provider(root: str, tmp_path: Path) -> Terraform:
-    """Return a root with a provider that has at least the names."""
-    need_terraform()
-    if root == "aws":
-        need((AWS_MIRROR / AWS_PROVIDER).is_dir(), f"no hashicorp/aws provider under {AWS_MIRROR}")
-    mirror = AWS_MIRROR if root == "aws" else google_mirror()
-    return Terraform.of(tmp_path / "copy", root, mirror)
-
-
 def test_hcl_is_formatted() -> None:
     need_terraform()
     Terraform(REPOSITORY, ".")("fmt", "-check", "-recursive", "-diff")
 
 
 @pytest.mark.ci
-@pytest.mark.parametrize("root", ["aws", "gcp"])
-def test_root_fits_the_schema_of_its_provider(root: str, tmp_path: Path) -> None:
-    terraform = _with_provider(root, tmp_path)
-    terraform.init()
-    assert "The configuration is valid" in terraform("validate", "-no-color")
-
-
-@pytest.mark.ci
 @pytest.mark.slow
 @pytest.mark.parametrize("root", ["aws", "gcp"])
 def test_root_passes_its_own_tests(root: str, tmp_path: Path) -> None:
-    terraform = _with_provider(root, tmp_path)
+    terraform = Terraform.with_provider(tmp_path / "copy", root)
     terraform.environment |= _without_clouds(tmp_path / "bin")
     terraform.init()
     # When its tests run with mocked responses

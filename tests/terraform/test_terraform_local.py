@@ -9,10 +9,10 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-import psutil
 import pytest
 from safetensors import safe_open
 from support.ports import free_port
+from support.processes import processes_of, run_program
 from support.terraform_harness import REPOSITORY, Terraform, need_terraform
 
 
@@ -33,18 +33,6 @@ def local(tmp_path: Path) -> Iterator[Terraform]:
     )
 
 
-def _processes_of(home: Path) -> list[psutil.Process]:
-    found = []
-    for process in psutil.process_iter():
-        try:
-            words = [*process.cmdline(), *process.environ().values()]
-        except psutil.Error:
-            continue
-        if any(str(home) in word for word in words) and process.pid != os.getpid():
-            found.append(process)
-    return found
-
-
 @pytest.mark.ci
 def test_apply_train_destroy(local: Terraform, tmp_path: Path) -> None:
     # Given a fresh clone
@@ -53,38 +41,31 @@ def test_apply_train_destroy(local: Terraform, tmp_path: Path) -> None:
     local("apply", "-auto-approve", "-no-color")
     # When a job is submitted to the API in the outputs
     outputs = local.outputs()
-    token = subprocess.run(
-        outputs["token_command"], shell=True, capture_output=True, text=True, check=True
-    ).stdout.strip()
+    token = run_program(outputs["token_command"], shell=True, check=True).stdout.strip()
     environment = {**os.environ, "VCASGD_API_URL": outputs["api_url"], "VCASGD_TOKEN": token}
     job = REPOSITORY / "examples/digits/job.yaml"
     vcasgd = Path(sys.prefix) / "bin/vcasgd"
-    submitted = subprocess.run(
-        [vcasgd, "submit", job, "--follow", "--set", "epochs=2"],
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=500,
+    submitted = run_program(
+        [vcasgd, "submit", job, "--follow", "--set", "epochs=2"], env=environment, timeout=500
     )
     assert submitted.returncode == 0, submitted.stdout + submitted.stderr
     # Then its model can be downloaded
     model = tmp_path / "model.safetensors"
-    listed = subprocess.run(
-        [vcasgd, "jobs", "--json"], env=environment, capture_output=True, text=True, check=True
-    )
+    listed = run_program([vcasgd, "jobs", "--json"], env=environment, check=True)
     (row,) = json.loads(listed.stdout)
     subprocess.run([vcasgd, "download", row["id"], "--to", model], env=environment, check=True)
     with safe_open(model, framework="pt") as tensors:
         assert list(tensors.keys())
     # And a second apply changes nothing
     local("plan", "-detailed-exitcode", "-no-color", expect=0)
-    assert _processes_of(home)
+    assert processes_of(home)
     # When it is destroyed, then no process is left, and its stored data is kept
     local("destroy", "-auto-approve", "-no-color")
-    assert _processes_of(home) == []
+    assert processes_of(home) == []
     assert list((home / "storage/jobs").iterdir())
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize(
     ("name", "value", "remedy"),
     [
