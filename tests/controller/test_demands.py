@@ -323,10 +323,6 @@ class TestBudget:
         reasons = list(budgets.demands.unpaid([]).values())
         assert reasons == [f"{job.id} has a budget and is cancelled"]
 
-    def test_job_without_a_budget_is_not_bounded(self, budgets: Budgets) -> None:
-        job = budgets.submit(None)
-        assert budgets.demand(job, NOW, budgets.machine_of(job)).affordable is None
-
 
 class TestMonthlyBudgets:
     @pytest.mark.parametrize(
@@ -423,10 +419,7 @@ class TestActiveJobs:
     @pytest.mark.parametrize(
         ("fields", "reason"),
         [
-            (
-                {"workers": {"pools": ["west"]}},
-                "workers.pools: there is no pool west; known: east",
-            ),
+            ({"workers": {"pools": ["west"]}}, "workers.pools: there is no pool west; known: east"),
             (
                 {"workers": {"pools": ["east"]}, "labels": ["eu-only"]},
                 "workers.pools: none of east may see data labelled eu-only",

@@ -7,9 +7,9 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from support.fleet_records import PACKAGE, job_spec
 
 from vcasgd.controller.jobs.tuning import MIN_UPDATES, Tuner
-from vcasgd.spec.job import JobSpec
 from vcasgd.store.connection import RedisClient
 from vcasgd.store.keys import LedgerKeys
 from vcasgd.store.ledger.job import JobState
@@ -30,10 +30,7 @@ class TunedJob:
         self, ledger: RedisClient, tuning: dict[str, Any], stop: dict[str, Any] | None = None
     ) -> None:
         self.ledger, self.jobs = ledger, Jobs(ledger)
-        fields = {"name": "job", "task": "t:T", "epochs": 9, "subtasks_per_epoch": 1}
-        self.job = self.jobs.submit(
-            JobSpec.parse({**fields, "tuning": tuning, "stop": stop or {}}), "0" * 64
-        ).id
+        self.job = self.jobs.submit(job_spec(epochs=9, tuning=tuning, stop=stop or {}), PACKAGE).id
         self.jobs.transition(self.job, JobState.RUNNING, [JobState.STARTING], why="test")
         self.now = 0.0
         self._version = 0

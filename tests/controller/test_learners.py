@@ -6,12 +6,11 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from support.fleet_records import PACKAGE, job_spec, machine
 
 from vcasgd.controller.fleet.learners import MEASURE_BEATS, MEASURE_STEPS, REST_BEATS, Learners
 from vcasgd.fleet.observed import JobDemand, ObservationTimes, Observed, WorkerView
 from vcasgd.fleet.plan import StartWorker, StopWorker
-from vcasgd.schemas.fleet import Machine, MachineState
-from vcasgd.spec.job import JobSpec
 from vcasgd.store.connection import RedisClient
 from vcasgd.store.ledger.jobs import Jobs
 from vcasgd.store.ledger.leases import Leases
@@ -30,8 +29,7 @@ class TunedMachine:
     def __init__(self, ledger: RedisClient, most: int) -> None:
         self.ledger, self.most = ledger, most
         self.jobs = Jobs(ledger)
-        fields = {"name": "job", "task": "t:T", "epochs": 1, "subtasks_per_epoch": 1}
-        self.job = self.jobs.submit(JobSpec.parse(fields), "0" * 64).id
+        self.job = self.jobs.submit(job_spec(), PACKAGE).id
         self.now = 1000.0
         self.learners = Learners(ledger, WorkerBeats(ledger), BEAT)
         #: Further workers as Ray lists them, and whether each is alive.
@@ -62,13 +60,9 @@ class TunedMachine:
 
     def decide(self) -> list[StartWorker | StopWorker]:
         """Run one round. Its actions take effect before the next one."""
-        machine = Machine(
-            id=MACHINE, pool="local", state=MachineState.RUNNING, launched_at=0.0, notice_at=None,
-            host="", price_per_hour=0.0, spot=True,
-        )  # fmt: skip
         state = Observed(
             cluster="c",
-            machines=(machine,),
+            machines=(machine(MACHINE),),
             nodes=frozenset([MACHINE]),
             workers=(WorkerView(self.name(), self.job, MACHINE, alive=self.first_alive),),
             jobs=(
@@ -106,7 +100,7 @@ class TunedMachine:
 
 
 @pytest.fixture
-def machine(ledger: RedisClient) -> Callable[..., TunedMachine]:
+def tuned(ledger: RedisClient) -> Callable[..., TunedMachine]:
     return lambda most=4: TunedMachine(ledger, most)
 
 
@@ -120,9 +114,9 @@ def test_name_contains_job_machine_and_learner() -> None:
     assert learner_of("worker-1") == learner_of("a.b_c") == 1
 
 
-def test_each_gpu_gets_a_learner(machine: Callable[..., TunedMachine]) -> None:
+def test_each_gpu_gets_a_learner(tuned: Callable[..., TunedMachine]) -> None:
     """Given a job without tuned learners on a machine with four GPUs, four learners run."""
-    one = machine(1)
+    one = tuned(1)
     assert one.decide() == []
     one.gpus = {one.name(): 4}
     assert one.decide() == [StartWorker(MACHINE, one.job, number) for number in (2, 3, 4)]
@@ -132,10 +126,8 @@ def test_each_gpu_gets_a_learner(machine: Callable[..., TunedMachine]) -> None:
     assert one.events() == [f"{MACHINE} runs 4 learners instead of 1; it has 4 GPUs"]
 
 
-def test_learner_of_a_gpu_that_crashed_comes_back_later(
-    machine: Callable[..., TunedMachine],
-) -> None:
-    one = machine(1)
+def test_learner_of_a_gpu_that_crashed_comes_back_later(tuned: Callable[..., TunedMachine]) -> None:
+    one = tuned(1)
     one.gpus = {one.name(): 2}
     one.decide()
     one.work(10)
@@ -146,9 +138,9 @@ def test_learner_of_a_gpu_that_crashed_comes_back_later(
 
 
 def test_learners_start_while_they_help_and_the_last_one_stops(
-    machine: Callable[..., TunedMachine],
+    tuned: Callable[..., TunedMachine],
 ) -> None:
-    one = machine()
+    one = tuned()
 
     # A second and a third learner help; a fourth does not.
     assert one.work(10) == [StartWorker(MACHINE, one.job, 2)]
@@ -167,8 +159,8 @@ def test_learners_start_while_they_help_and_the_last_one_stops(
     assert len(one.events()) == 5
 
 
-def test_measurement_starts_when_all_learners_train(machine: Callable[..., TunedMachine]) -> None:
-    one = machine()
+def test_measurement_starts_when_all_learners_train(tuned: Callable[..., TunedMachine]) -> None:
+    one = tuned()
     one.work(10)
 
     # The second one has sent no heartbeat yet.
@@ -201,22 +193,22 @@ def test_measurement_starts_when_all_learners_train(machine: Callable[..., Tuned
     ],
 )
 def test_no_learner_starts_that_does_not_fit(
-    machine: Callable[..., TunedMachine], short: dict[str, Any]
+    tuned: Callable[..., TunedMachine], short: dict[str, Any]
 ) -> None:
-    assert machine().work(10, **short) == []
+    assert tuned().work(10, **short) == []
 
 
-def test_learner_stops_when_memory_is_short(machine: Callable[..., TunedMachine]) -> None:
-    one = machine()
+def test_learner_stops_when_memory_is_short(tuned: Callable[..., TunedMachine]) -> None:
+    one = tuned()
     one.work(10)
 
     assert one.work(20, memory_free_bytes=1 * GIB) == [StopWorker(one.name(2), "surplus learner")]
 
 
 def test_crashed_learner_is_not_started_again_for_a_while(
-    machine: Callable[..., TunedMachine],
+    tuned: Callable[..., TunedMachine],
 ) -> None:
-    one = machine()
+    one = tuned()
     one.work(10)
     one.send_heartbeat(2, 1)
     one.decide()
@@ -235,9 +227,9 @@ def test_crashed_learner_is_not_started_again_for_a_while(
 
 
 def test_learner_that_left_with_a_reason_is_started_again(
-    machine: Callable[..., TunedMachine],
+    tuned: Callable[..., TunedMachine],
 ) -> None:
-    one = machine()
+    one = tuned()
     one.work(10)
     one.send_heartbeat(2, 1, leaving="SIGTERM")
     one.decide()
@@ -247,8 +239,8 @@ def test_learner_that_left_with_a_reason_is_started_again(
     assert one.decide() == [StartWorker(MACHINE, one.job, 2)]
 
 
-def test_further_learners_stop_with_the_first_one(machine: Callable[..., TunedMachine]) -> None:
-    one = machine()
+def test_further_learners_stop_with_the_first_one(tuned: Callable[..., TunedMachine]) -> None:
+    one = tuned()
     one.work(10)
     assert one.count() == 2
 
@@ -263,10 +255,8 @@ def test_further_learners_stop_with_the_first_one(machine: Callable[..., TunedMa
     assert Tunings(one.ledger, one.job).read().learners == {}
 
 
-def test_next_controller_continues_with_the_same_number(
-    machine: Callable[..., TunedMachine],
-) -> None:
-    one = machine()
+def test_next_controller_continues_with_the_same_number(tuned: Callable[..., TunedMachine]) -> None:
+    one = tuned()
     one.work(10)
     one.work(19)
     assert one.count() == 3

@@ -104,11 +104,7 @@ def test_a_pool_that_may_have_machines_can_not_move(
 @pytest.mark.parametrize("lacks", ["credentials", "library"])
 @pytest.mark.ci
 def test_machines_of_a_provider_that_can_t_be_reached_stay_listed(
-    clouds: TwoClouds,
-    jobs: Jobs,
-    aws: AwsBackend,
-    gcp: GcpBackend,
-    lacks: str,
+    clouds: TwoClouds, jobs: Jobs, aws: AwsBackend, gcp: GcpBackend, lacks: str
 ) -> None:
     # Given a machine of a removed pool, and no access to its provider any more
     job = submit(jobs, aws.pool)

@@ -6,11 +6,10 @@ from pathlib import Path
 
 import pytest
 from pydantic import SecretStr
+from support.controllers import fleet_loop
 from support.fleet_records import PACKAGE, job_spec
 from support.waiting import await_truth
 
-from vcasgd.controller.fleet.fleet import Fleet
-from vcasgd.controller.fleet.loop import FleetLoop
 from vcasgd.controller.fleet.pools import PoolRegistry
 from vcasgd.controller.fleet.workplaces import PresentMachines
 from vcasgd.controller.jobs.failures import checkpoint_before
@@ -21,7 +20,6 @@ from vcasgd.store.ledger.control import Control
 from vcasgd.store.ledger.jobs import Jobs
 from vcasgd.store.ledger.machines import JoinedMachines
 from vcasgd.store.ledger.placement import Owners, Suspect
-from vcasgd.store.ledger.workers import WorkerBeats
 from vcasgd.worker_names import worker_name
 
 LISTED = {name: {"versions": [version, 2 * version]} for name, version in (("a", 3), ("b", 7))}
@@ -73,8 +71,7 @@ def test_the_token_of_a_volunteers_machine_is_its_owner(
     spec = job_spec(workers={"max": 2, "pools": list(joined)}, subtasks_per_epoch=100)
     job = jobs.submit(spec, PACKAGE).id
     pools = PoolRegistry(settings, Control(ledger), PresentMachines(machines))
-    fleet = Fleet(settings, ledger, pools, WorkerBeats(ledger), lambda: None, leads=lambda: True)
-    loop = FleetLoop(fleet)
+    loop = fleet_loop(settings, ledger, pools)
     await_truth(lambda: (loop.round(), all(map(machines.orders_of, joined.values())))[1])
 
     # Then only the volunteer's has an owner, and has to commit to its states

@@ -38,6 +38,10 @@ class Receiver(LocalServer):
         self.answering = threading.Event()
         self.answering.set()
 
+    def stop(self) -> None:
+        self.answering.set()
+        super().stop()
+
     @property
     def url(self) -> str:
         return f"{super().url}/hook?token=in-the-url"
@@ -56,16 +60,9 @@ class _Handler(QuietHandler):
         self.answer(self.server.statuses.pop(0) if self.server.statuses else 204)
 
 
-@contextmanager
-def receiving(port: int = 0) -> Iterator[Receiver]:
-    with Receiver(port) as server:
-        yield server
-        server.answering.set()
-
-
 @pytest.fixture
 def receiver() -> Iterator[Receiver]:
-    with receiving() as server:
+    with Receiver() as server:
         yield server
 
 
@@ -75,11 +72,6 @@ def fast(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(webhook, name, value)
     # An event whose answer is late is posted again.
     monkeypatch.setattr(webhook, "REQUEST_SECONDS", PATIENCE)
-
-
-@pytest.fixture
-def jobs(ledger: RedisClient) -> Jobs:
-    return Jobs(ledger)
 
 
 @contextmanager
@@ -201,7 +193,7 @@ def test_a_receiver_that_was_down_gets_all_events_from_another_controller(
         # When it is killed, and the receiver is back for the next one
         first.kill()
     jobs.event(job, "note", "5")
-    with receiving(port) as receiver:
+    with Receiver(port) as receiver:
         second = ForkedProcess("support.webhooks:main", [], log, env)
         try:
             await_truth(lambda: receiver.texts[-1:] == ["5"])

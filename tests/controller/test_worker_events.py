@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+from support.fleet_records import PACKAGE, job_spec
+
 from vcasgd.controller.jobs.announcements import WorkerEvents
-from vcasgd.spec.job import JobSpec
 from vcasgd.store.connection import RedisClient
 from vcasgd.store.ledger.jobs import Jobs
 from vcasgd.store.ledger.leases import Leases
@@ -19,8 +21,7 @@ class JobOfVolunteers:
 
     def __init__(self, ledger: RedisClient) -> None:
         self.ledger, self.jobs = ledger, Jobs(ledger)
-        fields = {"name": "job", "task": "t:T", "epochs": 9, "subtasks_per_epoch": 1}
-        self.job = self.jobs.submit(JobSpec.parse(fields), "0" * 64).id
+        self.job = self.jobs.submit(job_spec(), PACKAGE).id
         self.next_controller()
 
     def next_controller(self) -> None:
@@ -71,28 +72,27 @@ def test_figures_of_a_hostile_worker_do_no_harm(ledger: RedisClient) -> None:
         assert job.step() == []
 
 
-def test_an_optimizer_that_is_not_corrected_is_an_event_once(ledger: RedisClient) -> None:
+@pytest.mark.parametrize(
+    ("kind", "usual", "unusual", "details"),
+    [
+        ("optimizer-uncorrected", {"uncorrected": None}, {"uncorrected": "Lion"},
+         {"optimizer": "Lion"}),
+        ("optimizer-uncorrected", {"uncorrected": {"a": 1}}, {"uncorrected": "Lion"},
+         {"optimizer": "Lion"}),
+        ("several-ranks", {"ranks": 1}, {"ranks": 4}, {"ranks": 4}),
+    ],
+)  # fmt: skip
+def test_what_a_heartbeat_shows_is_an_event_once(
+    ledger: RedisClient, kind: str, usual: Any, unusual: Any, details: dict[str, Any]
+) -> None:
     job = JobOfVolunteers(ledger)
-    job.beat("i-1", uncorrected=None)
-    job.beat("i-2", uncorrected={"a": 1})
-    assert job.step("optimizer-uncorrected") == []
+    job.beat("i-1", **usual)
+    assert job.step(kind) == []
 
     for worker in ("i-1", "i-2"):
-        job.beat(worker, uncorrected="Lion")
+        job.beat(worker, **unusual)
 
-    assert job.step("optimizer-uncorrected") == [{"optimizer": "Lion"}]
+    (event,) = job.step(kind)
+    assert event.items() >= details.items()
     job.next_controller()
-    assert len(job.step("optimizer-uncorrected")) == 1
-
-
-def test_a_worker_of_several_processes_is_an_event_once(ledger: RedisClient) -> None:
-    job = JobOfVolunteers(ledger)
-    job.beat("i-1", ranks=1)
-    assert job.step("several-ranks") == []
-
-    job.beat("i-2", ranks=4)
-
-    (event,) = job.step("several-ranks")
-    assert event["ranks"] == 4
-    job.next_controller()
-    assert len(job.step("several-ranks")) == 1
+    assert len(job.step(kind)) == 1

@@ -14,6 +14,7 @@ from benchmarks.measure.control.cloud import SimulatedCloud, SimulatedPools, as_
 from support.waiting import await_truth
 from vcasgd.controller.fleet.fleet import Fleet
 from vcasgd.controller.fleet.loop import FleetLoop
+from vcasgd.controller.fleet.pools import PoolRegistry
 from vcasgd.schemas.fleet import Machine
 from vcasgd.settings import Settings
 from vcasgd.steady_time import steady_time
@@ -79,6 +80,26 @@ class Cloud(SimulatedCloud):
         return json.dumps({"at": 0.0, "workers": workers})
 
 
+def fleet_loop(
+    settings: Settings,
+    ledger: RedisClient,
+    pools: PoolRegistry,
+    cluster: SimulatedCloud | None = None,
+    clock: Callable[[], float] = steady_time,
+) -> FleetLoop:
+    """Return the loop of a controller that leads. A simulated cluster stands for that of Ray."""
+    fleet = Fleet(
+        settings,
+        ledger,
+        pools,
+        WorkerBeats(ledger),
+        lambda: as_cluster(cluster) if cluster else None,
+        lambda: True,
+        clock,
+    )
+    return FleetLoop(fleet)
+
+
 class Controllers:
     """Controllers of one ledger, one after the other, and under one clock."""
 
@@ -98,16 +119,10 @@ class Controllers:
         )
 
     def start(self, cloud: Cloud) -> FleetLoop:
-        fleet = Fleet(
-            self.settings,
-            self.ledger,
-            SimulatedPools(cloud, cloud.most),
-            WorkerBeats(self.ledger),
-            lambda: as_cluster(cloud),
-            lambda: True,
-            lambda: steady_time() + self.ahead,
+        pools = SimulatedPools(cloud, cloud.most)
+        return fleet_loop(
+            self.settings, self.ledger, pools, cloud, lambda: steady_time() + self.ahead
         )
-        return FleetLoop(fleet)
 
     def run(self, loop: FleetLoop, until: Callable[[], object]) -> None:
         """Run rounds until a condition holds, and one more, which observes it."""

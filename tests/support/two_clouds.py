@@ -12,17 +12,16 @@ from typing import Any
 
 from pydantic import SecretStr
 
-from benchmarks.measure.control.cloud import SimulatedCloud, SimulatedPools, as_cluster
+from benchmarks.measure.control.cloud import SimulatedCloud, SimulatedPools
+from support.controllers import fleet_loop
 from support.harness import RedisServer
 from support.provider_backends import AwsBackend, GcpBackend
 from support.waiting import await_truth
-from vcasgd.controller.fleet.fleet import Fleet
 from vcasgd.controller.fleet.loop import FleetLoop
 from vcasgd.controller.fleet.pools import PoolRegistry
 from vcasgd.fleet.notices import Notice
 from vcasgd.settings import Settings
 from vcasgd.store.ledger.control import Control
-from vcasgd.store.ledger.workers import WorkerBeats
 
 
 class Joined(SimulatedCloud):
@@ -74,13 +73,15 @@ class TwoClouds:
 
     def controller_of(self, cloud: SimulatedCloud, machines: int) -> FleetLoop:
         """Start a controller of a simulated cloud alone."""
-        return self._loop(SimulatedPools(cloud, machines), cloud)
+        return fleet_loop(self._settings, self._ledger, SimulatedPools(cloud, machines), cloud)
 
     def controller(self) -> FleetLoop:
         """Start a controller, which knows only the ledger, the clouds, and the pools file."""
-        return self._loop(
-            PoolRegistry(self._settings, self.control), Joined(self.control, self.notices)
+        pools, cluster = (
+            PoolRegistry(self._settings, self.control),
+            Joined(self.control, self.notices),
         )
+        return fleet_loop(self._settings, self._ledger, pools, cluster)
 
     def set_pools(self, *documents: dict[str, Any]) -> None:
         """Edit the pools file. At first, it has one pool of each cloud."""
@@ -90,27 +91,10 @@ class TwoClouds:
         # A controller sees an edit by the time and size of the file.
         os.utime(self._settings.pools, ns=(before + 1, before + 1))
 
-    def _loop(self, pools: PoolRegistry, cluster: SimulatedCloud) -> FleetLoop:
-        beats = WorkerBeats(self._ledger)
-        fleet = Fleet(
-            self._settings,
-            self._ledger,
-            pools,
-            beats,
-            lambda: as_cluster(cluster),
-            leads=lambda: True,
-        )
-        return FleetLoop(fleet)
-
     def joined(self) -> set[str]:
         """Return the machines that the controller has seen in the cluster."""
         return {name for name, row in self.control.machines().items() if row["was_up"]}
 
     def run(self, loop: FleetLoop, until: Any) -> None:
         """Run rounds until a condition holds."""
-
-        def done() -> bool:
-            loop.round()
-            return bool(until())
-
-        await_truth(done)
+        await_truth(lambda: (loop.round(), until())[1])
