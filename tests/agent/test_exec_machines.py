@@ -5,17 +5,15 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import pytest
 from support.counted_job import CountedJob, training_machines
 from support.joinable_stack import launching_stack
-from support.provider_backends import exec_commands, exec_pool
+from support.provider_backends import exec_machines, exec_pool
 from support.waiting import await_truth
 
 from vcasgd.client import Client
@@ -32,7 +30,7 @@ class ExecStack:
     folder: Path
 
     def alive(self) -> list[str]:
-        return [row["name"] for row in listed() if row["state"] != "gone"]
+        return [row["name"] for row in exec_machines() if row["state"] != "gone"]
 
     def pid(self, machine: str) -> int:
         return int(json.loads((self.folder / machine).read_text())["pid"])
@@ -41,14 +39,6 @@ class ExecStack:
         """Return the machines once all train."""
         alive = self.alive()
         return alive if len(alive) == training_machines(self.client) == MACHINES else []
-
-
-def listed() -> list[dict[str, Any]]:
-    done = subprocess.run(
-        exec_commands()["list"], input="{}", capture_output=True, text=True, check=True
-    )
-    rows: list[dict[str, Any]] = json.loads(done.stdout)["machines"]
-    return rows
 
 
 @pytest.fixture
@@ -64,7 +54,9 @@ def stack(tmp_path: Path) -> Iterator[ExecStack]:
         with launching_stack(tmp_path, pool) as (_, client, token):
             (folder / "token").write_text(token)
             yield ExecStack(client, folder)
-        assert all(row["state"] == "gone" for row in listed()), "`down` left a machine behind"
+        assert all(row["state"] == "gone" for row in exec_machines()), (
+            "`down` left a machine behind"
+        )
 
 
 @pytest.mark.slow

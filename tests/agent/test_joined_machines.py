@@ -87,10 +87,7 @@ def test_machines_train_while_the_stack_loses_its_parts(
     token, home = volunteers.token("parts"), volunteers.settings.home
     job = CountedJob(volunteers.client, tmp_path)
     share = ("--share", str(tmp_path))
-    with (
-        volunteers.machine(token, *share) as first,
-        volunteers.machine(token, *share) as second,
-    ):
+    with volunteers.machine(token, *share) as first, volunteers.machine(token, *share) as second:
         # Given machines that train, one of which is evicted
         await_truth(lambda: len(first.workers()) == len(second.workers()) == 1)
         await_truth(lambda: job.updates() > 3)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from support.counted_job import CountedJob, training_machines
 from support.joinable_stack import launching_stack
-from support.kubernetes import NAMESPACE, Kubelet, KubernetesApi, api_server
+from support.kubernetes import NAMESPACE, FakeKubernetes, Kubelet
 from support.waiting import await_truth
 
 from vcasgd.client import Client
@@ -20,9 +20,6 @@ pytestmark = pytest.mark.slow
 
 POOL = "gpu"
 MACHINES = 2
-DRAINS = 10
-#: Epochs that last longer than all of them.
-MANY_EPOCHS = 20
 
 
 @dataclass
@@ -30,7 +27,7 @@ class KubernetesStack:
     """A stack whose only pool is a namespace of Kubernetes."""
 
     client: Client
-    api: KubernetesApi
+    api: FakeKubernetes
     kubelet: Kubelet
     token: str
 
@@ -42,7 +39,7 @@ class KubernetesStack:
         """Drain the node of a machine, and wait until another one has replaced it."""
         await_truth(lambda: self.trains_on(MACHINES) and len(self.api.machines()) == MACHINES)
         victim = self.api.machines()[0]
-        self.api.drain(victim)
+        self.api.delete(victim)
         await_truth(lambda: victim not in self.api.pods())
         said = self.kubelet.log_of(victim)
         assert "leaves: interrupted" in said, "it got a notice"
@@ -51,12 +48,10 @@ class KubernetesStack:
         assert victim not in self.api.machines()
 
 
-@pytest.fixture(scope="module", params=["fake", pytest.param("real", marks=pytest.mark.extended)])
-def stack(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[KubernetesStack]:
+@pytest.fixture(scope="module")
+def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KubernetesStack]:
     folder = tmp_path_factory.mktemp("kubernetes")
-    with api_server(request.param, folder) as api, pytest.MonkeyPatch.context() as patch:
+    with FakeKubernetes(folder) as api, pytest.MonkeyPatch.context() as patch:
         patch.setenv("KUBECONFIG", str(api.kubeconfig))
         values = dict[tuple[str, str], str]()
         kubelet = Kubelet(api, folder, values)
@@ -98,17 +93,3 @@ def test_drained_machine_is_replaced_and_no_sample_is_lost(
 
     # And machines without a job end
     await_truth(lambda: not stack.api.machines() and not stack.api.machines("Pending"))
-
-
-@pytest.mark.extended
-@pytest.mark.timeout(1800)
-def test_many_drains_and_kills_lose_no_sample(stack: KubernetesStack, tmp_path: Path) -> None:
-    job = CountedJob(stack.client, tmp_path, MANY_EPOCHS)
-    for _ in range(DRAINS):
-        stack.drain_one()
-        job.await_updates(1)
-        victim = stack.api.machines()[0]
-        stack.api.remove(victim)
-        await_truth(lambda gone=victim: gone not in stack.api.pods())
-    job.finish()
-    await_truth(lambda: not stack.api.machines())

@@ -24,9 +24,6 @@ from vcasgd.stack import StackState
 
 POOL = "hpc"
 MACHINES = 2
-PREEMPTIONS = 20
-#: Epochs that last longer than all of them.
-MANY_EPOCHS = 40
 #: Runs the real command. Then it waits while there is a file ``hold``.
 SLOW_SBATCH = """#!/bin/sh
 {sbatch} "$@" > {folder}/answer || exit 1
@@ -132,18 +129,6 @@ def test_preempted_machine_is_replaced_and_no_sample_is_lost(
     job.finish()
 
     # And machines without a job end
-    await_truth(lambda: not stack.cluster.jobs())
-
-
-@pytest.mark.slow
-@pytest.mark.extended
-@pytest.mark.timeout(1800)
-def test_many_preemptions_lose_no_sample(stack: SlurmStack, tmp_path: Path) -> None:
-    job = CountedJob(stack.client, tmp_path, MANY_EPOCHS)
-    for _ in range(PREEMPTIONS):
-        _preempt_one(stack)
-        job.await_updates(1)
-    job.finish()
     await_truth(lambda: not stack.cluster.jobs())
 
 

@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.fake_kubernetes import FakeKubernetes
-from support.kubernetes import MISSING_IMAGE, PODS, Kubelet, KubernetesApi, api_server
+from support.kubernetes import MISSING_IMAGE, FakeKubernetes, Kubelet
 from support.ports import free_port
 from support.waiting import PATIENCE, await_truth
 
@@ -26,13 +25,8 @@ from vcasgd.fleet.pools import KubernetesPoolSpec, parse_pools
 from vcasgd.fleet.providers import kubernetes as provider_module
 from vcasgd.fleet.providers.base import MACHINE_ID, Boot, LaunchOrder
 from vcasgd.fleet.providers.joining import JoinedFleet, ordered_name
-from vcasgd.fleet.providers.kubernetes import (
-    KubernetesProvider,
-    error_of,
-    launch_name,
-    manifest,
-)
-from vcasgd.schemas.fleet import Machine, MachineState
+from vcasgd.fleet.providers.kubernetes import KubernetesProvider, error_of, launch_name, manifest
+from vcasgd.schemas.fleet import MachineState
 
 SECRET = "a-token-that-nobody-sees"
 #: Says what it gets, and waits for the notice.
@@ -55,26 +49,23 @@ def spec_of(**fields: Any) -> KubernetesPoolSpec:
     return KubernetesPoolSpec.model_validate(pool(**fields))
 
 
-@pytest.fixture(scope="module", params=["fake", pytest.param("real", marks=pytest.mark.extended)])
-def api(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[KubernetesApi]:
-    folder = tmp_path_factory.mktemp("kubernetes")
-    with api_server(request.param, folder) as api, pytest.MonkeyPatch.context() as patch:
+@pytest.fixture
+def api(tmp_path: Path) -> Iterator[FakeKubernetes]:
+    with FakeKubernetes(tmp_path) as api, pytest.MonkeyPatch.context() as patch:
         patch.setenv("KUBECONFIG", str(api.kubeconfig))
         patch.setattr(provider_module, "_TIMEOUT", (PATIENCE, PATIENCE))
         yield api
 
 
 @pytest.fixture
-def kubelet(api: KubernetesApi, tmp_path: Path) -> Iterator[Kubelet]:
+def kubelet(api: FakeKubernetes, tmp_path: Path) -> Iterator[Kubelet]:
     kubelet = Kubelet(api, tmp_path, {("join", "token"): SECRET})
     yield kubelet
     kubelet.end()
 
 
 @pytest.fixture
-def provider(api: KubernetesApi, kubelet: Kubelet) -> Iterator[KubernetesProvider]:
+def provider(api: FakeKubernetes, kubelet: Kubelet) -> Iterator[KubernetesProvider]:
     env = [{"name": "EXTRA", "value": "more"}]
     specs = [
         spec_of(template={"container": {"env": env}}),
@@ -82,57 +73,28 @@ def provider(api: KubernetesApi, kubelet: Kubelet) -> Iterator[KubernetesProvide
     ]
     provider = KubernetesProvider("c", specs, JoinedFleet())
     yield provider
-    provider.terminate(*(one.id for one in provider.machines()))
-    await_truth(lambda: not provider.machines())
-    for name in api.pods():
-        api.remove(name)
     provider.close()
 
 
-def one_of(provider: KubernetesProvider, machine: str) -> Machine | None:
-    return next((one for one in provider.machines() if one.id == machine), None)
-
-
-def state_of(provider: KubernetesProvider, machine: str) -> MachineState | None:
-    one = one_of(provider, machine)
-    return one.state if one else None
-
-
 def test_machines_run_get_a_notice_and_end(
-    api: KubernetesApi, provider: KubernetesProvider, kubelet: Kubelet
+    api: FakeKubernetes, provider: KubernetesProvider, kubelet: Kubelet
 ) -> None:
-    # Given two machines
-    first, second = provider.launch("gpu", 2, BOOT, "token-1")
-    running = MachineState.RUNNING
-    await_truth(lambda: [each.state for each in provider.machines()] == [running, running])
-    await_truth(lambda: kubelet.log_of(first) == f"{first} {SECRET} more\n")
+    # Given machines
+    names = drained, evicted, killed = provider.launch("gpu", 3, BOOT, "token-1")
+    await_truth(lambda: [each.state for each in provider.machines()] == [MachineState.RUNNING] * 3)
+    await_truth(lambda: all(kubelet.log_of(each) == f"{each} {SECRET} more\n" for each in names))
     assert SECRET not in str(api.pods()), "it is in the secret only"
 
-    # When a node is drained, then its machine has a notice
-    api.call("DELETE", f"{PODS}/{first}")
-    one = one_of(provider, first)
-    if one is not None:  # It may have left already.
-        assert one.state is MachineState.LEAVING
-        assert one.notice_at is not None
-    await_truth(lambda: one_of(provider, first) is None)
-    assert "notice" in kubelet.log_of(first)
-
-    # When one is killed, it has none
-    provider.kill(second)
-    await_truth(lambda: one_of(provider, second) is None)
-    assert "notice" not in kubelet.log_of(second)
-
-
-def test_eviction_gives_the_machine_its_time(
-    provider: KubernetesProvider, kubelet: Kubelet
-) -> None:
-    (machine,) = provider.launch("gpu", 1, BOOT, "token-2")
-    await_truth(lambda: "more" in kubelet.log_of(machine))
-
-    provider.evict(machine, PATIENCE)
-
-    await_truth(lambda: one_of(provider, machine) is None)
-    assert "notice" in kubelet.log_of(machine)
+    # When one's node is drained, then it has a notice
+    api.delete(drained)
+    for one in provider.machines():  # It may have left already.
+        assert (one.state is MachineState.LEAVING) == (one.id == drained)
+        assert (one.notice_at is not None) == (one.id == drained)
+    # When others are evicted and killed, then only the evicted one has a notice, too
+    provider.evict(evicted, PATIENCE)
+    provider.kill(killed)
+    await_truth(lambda: provider.machines() == [])
+    assert ["notice" in kubelet.log_of(each) for each in names] == [True, True, False]
 
 
 def test_container_that_does_not_start_or_fails_says_why(provider: KubernetesProvider) -> None:
@@ -144,15 +106,13 @@ def test_container_that_does_not_start_or_fails_says_why(provider: KubernetesPro
         return provider.boot_error(machine) or ""
 
     await_truth(lambda: "ErrImagePull: no such host" in problem(lost))
-    assert state_of(provider, lost) is MachineState.BOOTING
     await_truth(lambda: "no such model" in problem(failing))
-    assert one_of(provider, failing) is None
+    (one,) = provider.machines()
+    assert (one.id, one.state) == (lost, MachineState.BOOTING)
 
 
 def test_pods_that_ended_are_deleted_after_a_while(
-    api: KubernetesApi,
-    provider: KubernetesProvider,
-    monkeypatch: pytest.MonkeyPatch,
+    api: FakeKubernetes, provider: KubernetesProvider, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (machine,) = provider.launch("gpu", 1, FAILING, "token-5")
     await_truth(lambda: provider.boot_error(machine) if provider.machines() == [] else None)
@@ -164,15 +124,16 @@ def test_pods_that_ended_are_deleted_after_a_while(
     await_truth(lambda: machine not in api.pods())
 
 
-def test_pods_of_others_are_no_machines(api: KubernetesApi, provider: KubernetesProvider) -> None:
+def test_pods_of_others_are_no_machines(api: FakeKubernetes, provider: KubernetesProvider) -> None:
     for name, labels in {
         "other": {"vcasgd.dev/cluster": "c", "vcasgd.dev/pool": "gpu"},
         "join-gpu-0123456789ab-0": {"vcasgd.dev/cluster": "c", "vcasgd.dev/pool": "lost"},
         "join-gpu-0123456789ab-1": {"vcasgd.dev/cluster": "another", "vcasgd.dev/pool": "gpu"},
     }.items():
         container = {"name": "machine", "image": "vcasgd:1", "command": ["sleep", "60"]}
-        api.call("POST", PODS, {"metadata": {"name": name, "labels": labels},
-                                "spec": {"containers": [container]}})  # fmt: skip
+        api.create(
+            {"metadata": {"name": name, "labels": labels}, "spec": {"containers": [container]}}
+        )
 
     assert provider.machines() == []
     provider.kill("other")
@@ -187,22 +148,16 @@ def test_long_list_is_read_to_its_end(
     assert sorted(one.id for one in provider.machines()) == machines
 
 
-def test_quota_ends_a_launch(api: KubernetesApi, provider: KubernetesProvider) -> None:
-    api.limit_pods(len(api.pods()) + 1)
-    try:
-        (machine,) = provider.launch("gpu", 3, BOOT, "token-7")
-        with pytest.raises(QuotaExceeded, match="exceeded quota"):
-            provider.launch("gpu", 1, BOOT, "token-8")
-        assert [one.id for one in provider.machines()] == [machine]
-    finally:
-        path = "/api/v1/namespaces/training/resourcequotas/machines"
-        merge = {"Content-Type": "application/merge-patch+json"}
-        hard = {"hard": {"pods": "1000"}}
-        api.call("PATCH", f"{path}/status", {"status": hard}, headers=merge)
+def test_quota_ends_a_launch(api: FakeKubernetes, provider: KubernetesProvider) -> None:
+    api.limit_pods(1)
+    (machine,) = provider.launch("gpu", 3, BOOT, "token-7")
+    with pytest.raises(QuotaExceeded, match="exceeded quota"):
+        provider.launch("gpu", 1, BOOT, "token-8")
+    assert [one.id for one in provider.machines()] == [machine]
 
 
 def test_what_the_api_server_refuses_is_named(
-    api: KubernetesApi, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    api: FakeKubernetes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def provider(**fields: Any) -> KubernetesProvider:
         return KubernetesProvider("c", [spec_of(**fields)], JoinedFleet())
@@ -308,11 +263,8 @@ def test_wrong_fields_of_a_pool_are_named(fields: dict[str, Any], message: str) 
 
 @pytest.mark.parametrize("answer", [{}, {"metadata": {}, "items": [{"metadata": 5}]}])
 def test_list_that_can_not_be_read_is_no_empty_list(
-    answer: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    answer: dict[str, Any], api: FakeKubernetes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(FakeKubernetes, "list_pods", lambda _self, _query: answer)
-    with api_server("fake", tmp_path) as api:
-        monkeypatch.setenv("KUBECONFIG", str(api.kubeconfig))
-        provider = KubernetesProvider("c", [spec_of()], JoinedFleet())
-        with pytest.raises(CloudUnavailable, match="can't be read"):
-            provider.machines()
+    monkeypatch.setattr(api, "list_pods", lambda _query: answer)
+    with pytest.raises(CloudUnavailable, match="can't be read"):
+        KubernetesProvider("c", [spec_of()], JoinedFleet()).machines()

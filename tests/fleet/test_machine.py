@@ -6,10 +6,8 @@ import base64
 import json
 import os
 import shlex
-import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from http import HTTPStatus
@@ -17,22 +15,16 @@ from pathlib import Path
 
 import pytest
 from support.http_servers import LocalServer, QuietHandler
-from support.machine_scripts import script_of
 from support.metadata import Metadata, MetadataServer
 from support.ports import free_port
-from support.provider_backends import AwsBackend, GcpBackend, aws_backend, boot_script
+from support.provider_backends import AwsBackend, GcpBackend, aws_backend, script_of
 from support.waiting import PATIENCE, await_truth
 
 from vcasgd.errors import CloudDenied, CloudUnavailable, InvalidRequest, SpecError
 from vcasgd.fleet.metadata import gcp_secret
 from vcasgd.fleet.providers.base import Boot
-from vcasgd.fleet.providers.user_data import (
-    boot_environment,
-    combined,
-    worker_script,
-)
+from vcasgd.fleet.providers.user_data import boot_environment, combined, worker_script
 from vcasgd.machine import main as machine
-from vcasgd.steady_time import boot_time
 
 TRICKY = """it's "$HOME" `id` \\ end"""
 
@@ -45,10 +37,8 @@ def patient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def metadata() -> Iterator[MetadataServer]:
-    server = MetadataServer(Metadata("i-123"))
-    server.start()
-    yield server
-    server.stop()
+    with MetadataServer(Metadata("i-123")) as server:
+        yield server
 
 
 def unit(folder: Path, url: str, script: str) -> dict[str, str]:
@@ -110,62 +100,13 @@ def test_new_machine_retries_until_its_metadata_server_responds(
     with ThreadPoolExecutor(1) as pool:
         found = pool.submit(machine.boot_of, environment)
         await_truth(lambda: "does not respond" in caplog.text)
-        server = MetadataServer(Metadata("i-9"), port)
-        server.start()
-        try:
+        with MetadataServer(Metadata("i-9"), port):
             assert found.result(PATIENCE).argv == ("true", "i-9")
-        finally:
-            server.stop()
 
 
 def test_missing_boot_command_is_refused() -> None:
     with pytest.raises(SpecError, match="VCASGD_BOOT_ARGV"):
         machine.boot_of({})
-
-
-def test_a_shutdown_becomes_a_notice_and_then_the_end(
-    metadata: MetadataServer, tmp_path: Path
-) -> None:
-    notice = tmp_path / "seen"
-    # The machine ends it a second after the notice, which it may see later.
-    watch = (
-        "import os, pathlib, shutil, signal, time\n"
-        "signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})\n"
-        "path = pathlib.Path(os.environ['VCASGD_NOTICE_FILE'])\n"
-        "print('up', flush=True)\n"
-        "while not path.exists(): time.sleep(0.05)\n"
-        f"shutil.copy(path, {f'{notice}.new'!r})\n"
-        f"os.rename({f'{notice}.new'!r}, {str(notice)!r})\n"
-        "signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})\n"
-        "time.sleep(300)\n"
-    )
-    boot = Boot(("{python}", "-c", watch))
-    env = {
-        **{name: value for name, value in os.environ.items() if not name.startswith("VCASGD_")},
-        **boot_environment(boot, "gcp", "us-central1", {}),
-        "VCASGD_METADATA_URL": metadata.url,
-    }
-    code = (
-        "import sys\nfrom vcasgd.machine import main as machine\n"
-        "machine.BootProcess.__init__.__defaults__ = (1.0,)\n"
-        f"machine.STOP_SECONDS = {PATIENCE}\nsys.exit(machine.main())"
-    )
-    with subprocess.Popen(
-        [sys.executable, "-c", code], env=env, stdout=subprocess.PIPE, text=True
-    ) as process:
-        try:
-            assert process.stdout is not None
-            assert process.stdout.readline() == "up\n"
-            began, noticed_at = time.time(), boot_time()
-            process.send_signal(signal.SIGTERM)
-            await_truth(notice.exists)
-            row = json.loads(notice.read_text())
-            assert row["kind"] == "terminate"
-            assert noticed_at <= row["at"] - 1.0 <= boot_time()
-            assert process.wait(timeout=PATIENCE) != 0
-            assert time.time() - began >= 1.0
-        finally:
-            process.kill()
 
 
 def test_the_end_of_the_command_is_the_end(metadata: MetadataServer) -> None:
@@ -195,7 +136,7 @@ def test_a_secret_of_aws_is_not_in_the_user_data(metadata: MetadataServer, tmp_p
         provider = backend.provider(template=template)
         (id_,) = provider.launch(backend.pool, 1, boot, "t1")
         assert "the-token" not in backend.user_data(id_)
-        environment = unit(tmp_path, metadata.url, boot_script(backend, id_))
+        environment = unit(tmp_path, metadata.url, script_of(backend.user_data(id_)))
         found = machine.boot_of(environment)
     assert found.env["RAY_AUTH_TOKEN"] == "the-token"
     assert found.env["OTHER"] == "x"
@@ -249,4 +190,4 @@ def test_the_template_s_own_metadata_stays(aws: AwsBackend, gcp: GcpBackend) -> 
     for backend in (aws, gcp):
         (id_,) = backend.provider().launch(backend.pool, 1, boot, "t1")
         assert "runcmd: [[/usr/local/lib/vcasgd/boot]]" in backend.user_data(id_)
-        assert 'A="1"' in boot_script(backend, id_)
+        assert 'A="1"' in script_of(backend.user_data(id_))

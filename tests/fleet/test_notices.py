@@ -41,10 +41,8 @@ def metadata() -> Metadata:
 
 @pytest.fixture
 def server(metadata: Metadata) -> Iterator[MetadataServer]:
-    server = MetadataServer(metadata)
-    server.start()
-    yield server
-    server.stop()
+    with MetadataServer(metadata) as server:
+        yield server
 
 
 @pytest.fixture
@@ -90,10 +88,8 @@ def test_an_unreachable_server_is_no_notice(
     server.stop()
     assert aws.poll() is None
     assert GcpNotices(server.url).poll() is None
-    again = MetadataServer(metadata, port)
-    again.start()
-    assert aws.poll() is not None
-    again.stop()
+    with MetadataServer(metadata, port):
+        assert aws.poll() is not None
 
 
 def test_a_refused_token_is_no_notice(aws: AwsNotices, metadata: Metadata) -> None:
@@ -107,13 +103,11 @@ def test_the_token_is_kept_and_renewed_after_its_end(monkeypatch: pytest.MonkeyP
     metadata = Metadata("local-1", lambda: now[0])
     issue = metadata.issue_token
     monkeypatch.setattr(metadata, "issue_token", lambda ttl: issued.append(ttl) or issue(ttl))
-    server = MetadataServer(metadata)
-    server.start()
     metadata.notify(1_700_000_120.0)
-    aws = AwsNotices(server.url)
-    for now[0] in (0.0, 20_000.0, 22_000.0):
-        assert aws.poll() is not None
-    server.stop()
+    with MetadataServer(metadata) as server:
+        aws = AwsNotices(server.url)
+        for now[0] in (0.0, 20_000.0, 22_000.0):
+            assert aws.poll() is not None
     assert len(issued) == 2
 
 

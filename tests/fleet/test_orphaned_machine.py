@@ -1,10 +1,16 @@
-"""The dead-man's switch: a machine whose controller stays down ends itself."""
+"""Ends of a cloud's machine: its shutdown, and the dead-man's switch.
+
+A machine whose controller stays down ends itself.
+"""
 
 from __future__ import annotations
 
+import json
 import os
+import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,6 +20,7 @@ from support.waiting import PATIENCE, await_truth
 
 from vcasgd.fleet.providers.base import PYTHON, Boot
 from vcasgd.fleet.providers.user_data import boot_environment
+from vcasgd.steady_time import boot_time
 from vcasgd.storage.objects import LIFE_SIGN, SIGNS, LifeSign, Silence, Storage
 
 #: Seconds of silence after which the machine ends.
@@ -26,7 +33,7 @@ _NODE = (
     "print('up', flush=True)\n"
     "notice = pathlib.Path(os.environ['VCASGD_NOTICE_FILE'])\n"
     "while not notice.exists(): time.sleep(0.05)\n"
-    "print('notice', flush=True)\n"
+    "print(notice.read_text(), flush=True)\n"
     "signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})\n"
     "time.sleep(300)\n"
 )
@@ -72,18 +79,16 @@ def machine(storage: Storage, clock: Clock) -> Iterator[subprocess.Popen[str]]:
         (PYTHON, "-c", _NODE),
         {"VCASGD_STORAGE_URL": storage.url, "VCASGD_ORPHAN_SECONDS": str(ORPHAN)},
     )
-    metadata = MetadataServer(Metadata("i-123"))
-    metadata.start()
-    env = {
-        **{name: value for name, value in os.environ.items() if not name.startswith("VCASGD_")},
-        **boot_environment(boot, "aws", "us-east-1", {}),
-        "VCASGD_METADATA_URL": metadata.url,
-    }
-    argv = [sys.executable, "-c", _MACHINE, str(clock.file)]
-    with subprocess.Popen(argv, env=env, stdout=subprocess.PIPE, text=True) as process:
-        yield process
-        process.kill()
-    metadata.stop()
+    with MetadataServer(Metadata("i-123")) as metadata:
+        env = {
+            **{name: value for name, value in os.environ.items() if not name.startswith("VCASGD_")},
+            **boot_environment(boot, "aws", "us-east-1", {}),
+            "VCASGD_METADATA_URL": metadata.url,
+        }
+        argv = [sys.executable, "-c", _MACHINE, str(clock.file)]
+        with subprocess.Popen(argv, env=env, stdout=subprocess.PIPE, text=True) as process:
+            yield process
+            process.kill()
 
 
 def test_a_machine_lives_with_its_controller_and_ends_without(
@@ -109,7 +114,20 @@ def test_a_machine_lives_with_its_controller_and_ends_without(
     # When the controller is gone, then the worker gets notice, and the machine ends
     controller.stop()
     await_end(machine, clock)
-    assert machine.stdout.readline() == "notice\n"
+    assert json.loads(machine.stdout.readline())["kind"] == "terminate"
+
+
+def test_a_shutdown_becomes_a_notice_and_then_the_end(machine: subprocess.Popen[str]) -> None:
+    assert machine.stdout is not None
+    assert machine.stdout.readline() == "up\n"
+    began, noticed_at = time.time(), boot_time()
+    machine.send_signal(signal.SIGTERM)
+    notice = json.loads(machine.stdout.readline())
+    assert notice["kind"] == "terminate"
+    # The machine ends it a second after the notice, which it may see later.
+    assert noticed_at <= notice["at"] - 1.0 <= boot_time()
+    assert machine.wait(timeout=PATIENCE) != 0
+    assert time.time() - began >= 1.0
 
 
 def test_a_machine_that_never_sees_a_controller_ends(

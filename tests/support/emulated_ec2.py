@@ -11,8 +11,6 @@ import logging
 import os
 import re
 import threading
-import urllib.error
-import urllib.request
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -22,6 +20,7 @@ from typing import Any
 from urllib.parse import parse_qsl, urlencode
 
 import boto3
+import httpx
 from moto.server import ThreadedMotoServer
 
 from support.http_servers import LocalServer, QuietHandler
@@ -35,6 +34,8 @@ ENVIRONMENT = {
     "AWS_CONFIG_FILE": os.devnull,
     "AWS_SHARED_CREDENTIALS_FILE": os.devnull,
     "AWS_EC2_METADATA_DISABLED": "true",
+    # Over a thousand images, whose loading takes most of a second.
+    "MOTO_EC2_LOAD_DEFAULT_AMIS": "false",
 }
 #: Timeout in seconds for one call of moto, and for one that gets no answer.
 CALL_SECONDS = 20.0
@@ -111,9 +112,6 @@ class EmulatedEc2:
             InstanceId=instance_id, Attribute="userData"
         )
         return base64.b64decode(answer["UserData"]["Value"]).decode()
-
-    def terminate(self, *instance_ids: str) -> None:
-        self.ec2().terminate_instances(InstanceIds=list(instance_ids))
 
     # -- responses of the proxy itself ---------------------------------------------------------
 
@@ -263,17 +261,10 @@ class _Handler(QuietHandler):
             for name, value in self.headers.items()
             if name.lower() not in ("host", "content-length", "connection")
         }
-        asked = urllib.request.Request(
-            self.server.ec2.moto_url + self.path, data=body, headers=headers, method="POST"
-        )
-        opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-        try:
-            with opener.open(asked, timeout=CALL_SECONDS) as answer:
-                kind = answer.headers.get("Content-Type", "text/xml")
-                return answer.status, answer.read(), kind
-        except urllib.error.HTTPError as error:
-            with error:
-                return error.code, error.read(), error.headers.get("Content-Type", "text/xml")
+        url = self.server.ec2.moto_url + self.path
+        with httpx.Client(trust_env=False, timeout=CALL_SECONDS) as client:
+            answer = client.post(url, content=body, headers=headers)
+        return answer.status_code, answer.content, answer.headers.get("Content-Type", "text/xml")
 
     def _send(self, status: int, payload: bytes, kind: str) -> None:
         self.answer(status, payload, Content_Type=kind)
@@ -289,8 +280,6 @@ def emulated_ec2() -> Iterator[EmulatedEc2]:
     ec2 = EmulatedEc2(f"http://{host}:{port}")
     with _Proxy(ec2) as proxy:
         ec2.url = proxy.url
-        urllib.request.urlopen(
-            urllib.request.Request(f"{ec2.moto_url}/moto-api/reset", method="POST"), timeout=120
-        ).close()
+        httpx.post(f"{ec2.moto_url}/moto-api/reset", trust_env=False, timeout=120)
         yield ec2
     moto.stop()

@@ -99,12 +99,6 @@ class FakeCompute:
         with self.lock:
             return list(self.instances.values())
 
-    def set_status(self, name: str, status: str) -> None:
-        with self.lock:
-            for row in self.instances.values():
-                if row["name"] == name:
-                    row["status"] = status
-
     def remove(self, name: str) -> None:
         """Remove a machine, as after a preemption or its own shutdown."""
         with self.lock:

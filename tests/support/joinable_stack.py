@@ -80,11 +80,7 @@ class Volunteers:
 
     @contextmanager
     def machine(
-        self,
-        token: str,
-        *options: str,
-        place: OnePort | None = None,
-        programs: Path | None = None,
+        self, token: str, *options: str, place: OnePort | None = None, programs: Path | None = None
     ) -> Iterator[VolunteerMachine]:
         """Run an agent in an environment of its own, without the libraries of servers.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import email
 import json
 import os
 import subprocess
@@ -17,8 +18,8 @@ from botocore.handlers import BUILTIN_HANDLERS
 from support.cloud_rules import check_aws_request
 from support.emulated_ec2 import ENVIRONMENT, EmulatedEc2, emulated_ec2
 from support.fake_compute import ComputeServer, FakeCompute
-from support.kubernetes import NAMESPACE, Kubelet, KubernetesApi, api_server
-from support.machine_scripts import script_of
+from support.kubernetes import NAMESPACE, FakeKubernetes, Kubelet
+from support.processes import run_program
 from support.slurm import SlurmCluster, slurm_cluster
 from support.waiting import await_truth
 from vcasgd.fleet.pools import (
@@ -73,10 +74,6 @@ class ProviderBackend:
     def tags(self, machine_id: str) -> Mapping[str, str]:
         raise NotImplementedError
 
-    def user_data(self, machine_id: str) -> str:
-        """Return the machine's boot script, as its cloud provides it."""
-        raise NotImplementedError
-
     def report_boot_error(self, machine_id: str, text: str) -> None:
         """Report a boot error as the machine, as the image's scripts do."""
         raise NotImplementedError
@@ -117,10 +114,6 @@ class LocalBackend(ProviderBackend):
     def tags(self, machine_id: str) -> Mapping[str, str]:
         one = next(one for one in self.provider().machines() if one.id == machine_id)
         return {"cluster": "test", "pool": one.pool}
-
-    def user_data(self, machine_id: str) -> str:
-        folder = self._home / "machines" / machine_id
-        return (folder / "launch.json").read_text()
 
     def alive(self) -> set[str]:
         return {one.id for provider in self._providers for one in provider.machines()}
@@ -171,11 +164,7 @@ class AwsBackend(ProviderBackend):
 
     def provider(self, cluster: str = "test", **more: Any) -> AwsProvider:
         return AwsProvider(
-            cluster,
-            [self.spec(**more)],
-            PriceTable.load("aws"),
-            price_seconds=0.0,
-            page=5,
+            cluster, [self.spec(**more)], PriceTable.load("aws"), price_seconds=0.0, page=5
         )
 
     def exhaust(self, *zones: str) -> None:
@@ -198,12 +187,6 @@ class AwsBackend(ProviderBackend):
 
     def alive(self) -> set[str]:
         return {row["InstanceId"] for row in self.ec2.alive()}
-
-    def mark_stopping(self, machine_id: str) -> None:
-        """Do nothing, because EC2 notifies only the machine."""
-
-    def remove(self, machine_id: str) -> None:
-        self.ec2.terminate(machine_id)
 
 
 class GcpBackend(ProviderBackend):
@@ -238,11 +221,7 @@ class GcpBackend(ProviderBackend):
 
     def provider(self, cluster: str = "test", **more: Any) -> GcpProvider:
         return GcpProvider(
-            cluster,
-            [self.spec(**more)],
-            PriceTable.load("gcp"),
-            url=self.url,
-            page=5,
+            cluster, [self.spec(**more)], PriceTable.load("gcp"), url=self.url, page=5
         )
 
     def exhaust(self, *zones: str) -> None:
@@ -265,9 +244,6 @@ class GcpBackend(ProviderBackend):
 
     def alive(self) -> set[str]:
         return {row["name"] for row in self.compute.alive()}
-
-    def mark_stopping(self, machine_id: str) -> None:
-        self.compute.set_status(machine_id, "STOPPING")
 
     def remove(self, machine_id: str) -> None:
         self.compute.remove(machine_id)
@@ -312,10 +288,6 @@ class SlurmBackend(ProviderBackend):
         _, cluster, pool, _ = job.name.split("/")
         return {"cluster": cluster, "pool": pool}
 
-    def user_data(self, machine_id: str) -> str:
-        job = machine_id.removeprefix(f"join-{self.pool}-").replace("-", "_")
-        return self._cluster.run("scontrol", "write", "batch_script", job, "-")
-
     def alive(self) -> set[str]:
         return {each.id for each in self._cluster.jobs()}
 
@@ -331,7 +303,7 @@ class KubernetesBackend(ProviderBackend):
         "memory": "Kubernetes forgets pods that were deleted",
     }
 
-    def __init__(self, api: KubernetesApi) -> None:
+    def __init__(self, api: FakeKubernetes) -> None:
         self._api = api
 
     def provider(self, cluster: str = "test") -> KubernetesProvider:
@@ -349,9 +321,6 @@ class KubernetesBackend(ProviderBackend):
     def tags(self, machine_id: str) -> Mapping[str, str]:
         labels = self._api.pods()[machine_id]["metadata"]["labels"]
         return {"cluster": labels[CLUSTER_LABEL], "pool": labels[POOL_LABEL]}
-
-    def user_data(self, machine_id: str) -> str:
-        return json.dumps(self._api.pods()[machine_id]["spec"])
 
     def alive(self) -> set[str]:
         return {*self._api.pods()}
@@ -388,10 +357,7 @@ class ExecBackend(ProviderBackend):
         return {"cluster": "test", "pool": own[machine_id]}
 
     def alive(self) -> set[str]:
-        done = subprocess.run(
-            exec_commands()["list"], input="{}", capture_output=True, text=True, check=True
-        )
-        rows = json.loads(done.stdout)["machines"]
+        rows = exec_machines()
         return {row["name"] for row in rows if row["state"] != "gone"}
 
     def close(self) -> None:
@@ -405,6 +371,13 @@ class ExecBackend(ProviderBackend):
 def exec_commands(script: Path = CLOUDS / "processes.py") -> dict[str, list[str]]:
     """Return the commands of a pool whose machines a script manages."""
     return {name: [sys.executable, str(script), name] for name in ("list", "launch", "terminate")}
+
+
+def exec_machines() -> list[dict[str, Any]]:
+    """Return what the example's script lists, also machines that are gone."""
+    done = run_program(exec_commands()["list"], input="{}", check=True)
+    rows: list[dict[str, Any]] = json.loads(done.stdout)["machines"]
+    return rows
 
 
 def exec_pool(name: str, folder: Path, **fields: Any) -> dict[str, Any]:
@@ -432,7 +405,7 @@ def slurm_backend(folder: Path) -> Iterator[SlurmBackend]:
 
 @contextmanager
 def kubernetes_backend(folder: Path) -> Iterator[KubernetesBackend]:
-    with api_server("fake", folder) as api, pytest.MonkeyPatch.context() as patch:
+    with FakeKubernetes(folder) as api, pytest.MonkeyPatch.context() as patch:
         patch.setenv("KUBECONFIG", str(api.kubeconfig))
         kubelet = Kubelet(api, folder, {("join", "token"): "a-token"})
         try:
@@ -443,10 +416,12 @@ def kubernetes_backend(folder: Path) -> Iterator[KubernetesBackend]:
 
 @contextmanager
 def aws_backend() -> Iterator[AwsBackend]:
-    with emulated_ec2() as ec2, pytest.MonkeyPatch.context() as patch:
-        for name, value in {**ENVIRONMENT, "AWS_ENDPOINT_URL": ec2.url}.items():
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in ENVIRONMENT.items():
             patch.setenv(name, value)
-        yield AwsBackend(ec2)
+        with emulated_ec2() as ec2:
+            patch.setenv("AWS_ENDPOINT_URL", ec2.url)
+            yield AwsBackend(ec2)
 
 
 @contextmanager
@@ -483,6 +458,8 @@ def sleeper() -> Boot:
     return Boot(("sleep", "300"), {"GREETING": 'it\'s "$HOME"', "PATH": os.environ["PATH"]})
 
 
-def boot_script(backend: ProviderBackend, machine_id: str) -> str:
-    """Return the script that our launch added to a machine's user data."""
-    return script_of(backend.user_data(machine_id))
+def script_of(user_data: str) -> str:
+    """Return the script that our launch added to a machine's user data: its last part."""
+    parts = email.message_from_string(user_data).get_payload()
+    assert isinstance(parts, list)
+    return str(parts[-1].get_payload())
