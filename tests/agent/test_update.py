@@ -18,6 +18,7 @@ import pytest
 from support.api_harness import running
 from support.gateways import RunningGateway, gateway_of
 from support.harness import Process
+from support.processes import run_program
 from support.waiting import await_truth
 from support.wheels import build_own_wheel, rename_wheel, write_wheel
 
@@ -32,10 +33,11 @@ PREVIEW, PRIVATE = "8.0.0rc1", "9.0.0+own"
 UPDATE = """
 import json, sys
 from vcasgd.agent.installation import update_to
-from vcasgd.cli import main
 from vcasgd.errors import VcasgdError
 
 if sys.argv[1] == "--version":
+    from vcasgd.cli import main
+
     main()
 for version in sys.argv[1:]:
     said = []
@@ -89,15 +91,7 @@ class Installation:
         return {**os.environ, **found, "VCASGD_HOME": str(self.folder)}
 
     def run(self, *words: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [self.python, *words],
-            env=self.env,
-            cwd=self.folder,
-            capture_output=True,
-            text=True,
-            timeout=300,
-            check=False,
-        )
+        return run_program([self.python, *words], env=self.env, cwd=self.folder, timeout=300)
 
     def install(self, what: str) -> None:
         done = self.run("-m", "pip", "install", "--no-deps", "--force-reinstall", what)
@@ -196,10 +190,7 @@ def test_with_the_option_a_machine_updates_once_and_joins(
 @pytest.mark.slow
 @pytest.mark.ci
 def test_machine_leaves_and_updates_when_the_stack_gets_another_version(
-    gateway: RunningGateway,
-    index: Path,
-    installation: Installation,
-    tmp_path: Path,
+    gateway: RunningGateway, index: Path, installation: Installation, tmp_path: Path
 ) -> None:
     # Given a stack of the old version, and a machine
     with zipfile.ZipFile(index / f"vcasgd-{OLD}-py3-none-any.whl") as wheel:
@@ -229,6 +220,8 @@ def test_machine_leaves_and_updates_when_the_stack_gets_another_version(
         assert process.terminate() == 0
 
 
+@pytest.mark.slow
+@pytest.mark.ci
 def test_versions_that_are_not_installed_have_reasons(unchanged: Installation) -> None:
     said = unchanged.update(*REFUSED)
 
@@ -254,9 +247,7 @@ def test_an_update_that_changes_nothing_is_not_repeated(
 
 
 @pytest.mark.ci
-def test_installation_that_pip_should_not_change_is_left_alone(
-    installation: Installation,
-) -> None:
+def test_installation_that_pip_should_not_change_is_left_alone(installation: Installation) -> None:
     wheel = installation.index / f"vcasgd-{OLD}-py3-none-any.whl"
     installation.install(str(wheel))
     (said,) = installation.update(NEW)
@@ -266,13 +257,10 @@ def test_installation_that_pip_should_not_change_is_left_alone(
 
 def test_installation_of_the_system_is_left_alone(tmp_path: Path) -> None:
     packages = os.pathsep.join([str(Path(vcasgd.__file__).parents[1]), *sys.path[1:]])
-    done = subprocess.run(
+    done = run_program(
         [f"{sys.base_prefix}/bin/python3", "-c", UPDATE, "99.0.0"],
         env={**os.environ, "PYTHONPATH": packages},
         cwd=tmp_path,
-        capture_output=True,
-        text=True,
         timeout=300,
-        check=False,
     )
     assert "this Python is not in a virtual environment" in done.stdout
