@@ -79,10 +79,7 @@ def test_machines_are_launched_once_listed_and_ended(
         assert machine.host in ("10.0.0.1", "")
         assert 1.6e9 < machine.launched_at < 2e9
         started = json.loads((tmp_path / "cloud" / f"{name}.started").read_text())
-        assert started == {
-            "argv": ["join", "https://hub:1", "--machine", name],
-            "token": SECRET,
-        }
+        assert started == {"argv": ["join", "https://hub:1", "--machine", name], "token": SECRET}
 
     # When one is ended, twice, then the other one is left
     provider.terminate(launched[0])

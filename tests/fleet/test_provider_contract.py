@@ -39,8 +39,9 @@ def need(backend: ProviderBackend, *parts: str) -> None:
             pytest.skip(backend.lacks[part])
 
 
-def find(provider: Provider, id_: str) -> Machine | None:
-    return next((one for one in provider.machines() if one.id == id_), None)
+def only(provider: Provider) -> Machine:
+    (one,) = provider.machines()
+    return one
 
 
 def ids(provider: Provider) -> set[str]:
@@ -52,9 +53,9 @@ def test_a_machine_is_listed_with_all_that_is_known(
 ) -> None:
     began = time.time()
     (id_,) = provider.launch(backend.pool, 1, BOOT, "t1", zones=[backend.zones[1]])
-    await_truth(lambda: (one := find(provider, id_)) and one.state is MachineState.RUNNING)
-    one = find(provider, id_)
-    assert one is not None
+    await_truth(lambda: only(provider).state is MachineState.RUNNING)
+    one = only(provider)
+    assert one.id == id_
     assert (one.pool, one.zone, one.spot) == (backend.pool, backend.zones[1], True)
     assert 0 < one.price_per_hour <= one.on_demand_price_per_hour
     assert (one.price_per_hour < one.on_demand_price_per_hour) is ("prices" not in backend.lacks)
@@ -98,9 +99,8 @@ def test_an_on_demand_machine_costs_what_it_costs(
         assert backend.alive() == set()
         return
     (id_,) = provider.launch(backend.pool, 1, BOOT, "t1", spot=False)
-    one = find(provider, id_)
-    assert one is not None
-    assert not one.spot
+    one = only(provider)
+    assert (one.id, one.spot) == (id_, False)
     assert one.price_per_hour == one.on_demand_price_per_hour > 0
 
 
@@ -158,9 +158,7 @@ def test_another_zone_is_tried(backend: ProviderBackend, provider: Provider) -> 
     need(backend, "zones")
     backend.exhaust(backend.zones[0])
     (id_,) = provider.launch(backend.pool, 1, BOOT, "t1")
-    one = find(provider, id_)
-    assert one is not None
-    assert one.zone == backend.zones[1]
+    assert (only(provider).id, only(provider).zone) == (id_, backend.zones[1])
 
 
 def test_more_machines_than_fit_on_a_page(backend: ProviderBackend, provider: Provider) -> None:

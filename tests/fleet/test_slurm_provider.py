@@ -114,9 +114,7 @@ def test_partition_without_room_is_refused_or_says_why(
 
 
 def test_requests_that_slurm_refuses_are_errors_of_the_fleet(
-    provider: SlurmProvider,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    provider: SlurmProvider, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     wrong = _pool(tmp_path).model_copy(update={"zones": ("nowhere",)})
     with pytest.raises(InvalidRequest, match="invalid partition"):

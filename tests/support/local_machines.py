@@ -68,12 +68,12 @@ class LocalCluster:
         assert len(pids) == 3
         return [self.root(id_), *(Process.of(int(pid)) for pid in pids)]
 
-    def machine(self, id_: str) -> Machine | None:
-        return next((one for one in self.another().machines() if one.id == id_), None)
+    def machine(self, id_: str) -> Machine:
+        (one,) = (each for each in self.another().machines() if each.id == id_)
+        return one
 
     def state(self, id_: str) -> MachineState | None:
-        machine = self.machine(id_)
-        return machine.state if machine else None
+        return next((one.state for one in self.another().machines() if one.id == id_), None)
 
     def await_state(self, id_: str, state: MachineState | None) -> None:
         await_truth(lambda: self.state(id_) is state)
