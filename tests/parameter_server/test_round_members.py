@@ -59,16 +59,6 @@ def after_a_round_of(*workers: str) -> RoundMembers:
     return after({worker: trained(worker) for worker in workers})
 
 
-def test_ends_when_all_have_arrived() -> None:
-    members = after_a_round_of("a", "b")
-
-    members.arrive(trained("a"), 10.0)
-    assert not members.complete(10.1)
-    members.arrive(trained("b"), 10.2)
-
-    assert members.complete(10.2)
-
-
 def test_a_lost_worker_costs_one_interval_once() -> None:
     members = after_a_round_of("a", "b")
     members.arrive(trained("a"), 10.0)
@@ -163,45 +153,53 @@ def test_an_empty_round_ends_nothing() -> None:
 
 BOTH = {"a": header(batch=8.0), "b": header(batch=24.0)}
 ALONE = {"a": header(batch=8.0)}
+MISSED = [ALONE] * MAX_MISSED
 
 
-def test_facts_of_a_round() -> None:
-    present = {
-        "a": header(batch=8.0, step_seconds=0.1, exchange_seconds=0.05),
-        "b": header(batch=24.0, step_seconds=0.3, exchange_seconds=0.02),
-        "c": header(batch=0.0),
-    }
-
-    facts = during(present).facts()
-
-    # Of the measured ones, each trains 80 samples in a second.
-    assert facts == RoundFacts(3, 32.0, pytest.approx(0.2), 0.02)
-
-
-def test_one_slow_member_changes_the_step_only_by_the_speed_that_it_lacks() -> None:
-    present = {name: header(batch=64.0, step_seconds=0.1) for name in "abc"} | {
-        "d": header(batch=64.0, step_seconds=0.4)
-    }
-
-    facts = during(present).facts()
-
-    # 2080 samples in a second.
-    assert facts.step_seconds == pytest.approx(256 / 2080)
+@pytest.mark.parametrize(
+    ("rounds", "present", "workers", "batch"),
+    [
+        ([BOTH], {}, 0, 0.0),
+        # one step of 40 samples instead of 1.25, and two of 24 instead of 1.5
+        ([], {"a": header(batch=32.0, samples=40), "b": header(batch=32.0, samples=48)}, 2, 64.0),
+        ([BOTH], ALONE, 2, 32.0),
+        ([BOTH], {"b": header(batch=16.0)}, 2, 24.0),
+        ([BOTH, *MISSED[1:]], ALONE, 2, 32.0),
+        ([BOTH, *MISSED], ALONE, 1, 8.0),
+        ([BOTH, *MISSED, BOTH, *MISSED[1:]], ALONE, 2, 32.0),
+    ],
+    ids=["no updates", "as made", "late", "its last update", "missed", "missed too often", "back"],
+)
+def test_a_late_worker_keeps_its_part_of_the_batch_for_some_rounds(
+    rounds: list[dict[str, Header]], present: dict[str, Header], workers: int, batch: float
+) -> None:
+    assert during(present, *rounds).facts() == RoundFacts(workers=workers, batch=batch)
 
 
-def test_batches_count_as_the_members_have_made_them() -> None:
-    # One step of 40 samples instead of 1.25, and two of 24 instead of 1.5.
-    present = {"a": header(batch=32.0, samples=40), "b": header(batch=32.0, samples=48)}
+def test_lost_workers_are_forgotten_at_once() -> None:
+    members = during(ALONE, BOTH)
 
-    assert during(present).facts() == RoundFacts(workers=2, batch=40.0 + 24.0)
+    members.lose(["b", "unknown"])
 
-
-def test_a_round_without_updates_has_no_facts() -> None:
-    assert after(BOTH).facts() == RoundFacts()
+    assert members.facts() == RoundFacts(workers=1, batch=8.0)
 
 
-def test_a_late_worker_keeps_its_part_of_the_batch() -> None:
-    assert during(ALONE, BOTH).facts() == RoundFacts(workers=2, batch=32.0)
+@pytest.mark.parametrize(
+    ("rounds", "present", "share"),
+    [
+        ([], {"a": header(batch=0.0)}, 1.0),
+        ([BOTH], BOTH, 1.0),
+        ([BOTH], ALONE, 0.25),
+        ([BOTH], {**BOTH, "c": header(batch=8.0)}, 1.0),
+        ([BOTH], {"a": header(batch=0.0)}, 0.0),
+        ([BOTH], {}, 1.0),
+    ],
+    ids=["first round", "all", "one of two", "another one", "without a batch", "none"],
+)
+def test_share_of_the_batch(
+    rounds: list[dict[str, Header]], present: dict[str, Header], share: float
+) -> None:
+    assert during(present, *rounds).share() == share
 
 
 @pytest.mark.parametrize(("in_turn", "complete"), [(False, True), (True, False)])
@@ -219,49 +217,6 @@ def test_a_worker_that_missed_a_turn_is_expected_in_the_next_one(
     assert members.complete(MAX_GRACE)
     members.lose(["b"])
     assert members.complete(0.0)
-
-
-def test_its_last_update_counts() -> None:
-    assert during({"b": header(batch=16.0)}, BOTH).facts() == RoundFacts(workers=2, batch=24.0)
-
-
-def test_a_worker_that_stays_away_counts_no_longer() -> None:
-    missed = [ALONE] * MAX_MISSED
-
-    assert during(ALONE, BOTH, *missed[1:]).facts().workers == 2
-    assert during(ALONE, BOTH, *missed).facts() == RoundFacts(workers=1, batch=8.0)
-
-
-def test_a_worker_that_returns_counts_again() -> None:
-    missed = [ALONE] * MAX_MISSED
-
-    assert during(ALONE, BOTH, *missed, BOTH, *missed[1:]).facts().workers == 2
-
-
-def test_lost_workers_are_forgotten_at_once() -> None:
-    members = during(ALONE, BOTH)
-
-    members.lose(["b", "unknown"])
-
-    assert members.facts() == RoundFacts(workers=1, batch=8.0)
-
-
-@pytest.mark.parametrize(
-    ("present", "share"),
-    [
-        (BOTH, 1.0),
-        (ALONE, 0.25),
-        ({**BOTH, "c": header(batch=8.0)}, 1.0),
-        ({"a": header(batch=0.0)}, 0.0),
-        ({}, 1.0),
-    ],
-)
-def test_share_of_the_batch(present: dict[str, Header], share: float) -> None:
-    assert during(present, BOTH).share() == share
-
-
-def test_the_first_round_is_whole() -> None:
-    assert during({"a": header(batch=0.0)}).share() == 1.0
 
 
 class AdaptiveMembers:

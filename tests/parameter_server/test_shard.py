@@ -13,7 +13,7 @@ import torch
 from support.harness import RedisServer
 from support.servers import Fault, running_server, through_proxy
 from support.waiting import await_truth
-from support.world import HonestWorker, MakeWorld, World, run_to_end
+from support.world import MakeWorld, World
 
 from vcasgd.errors import (
     Fenced,
@@ -36,7 +36,7 @@ class TestApplies:
         world = make_world(update={"rule": "async-local-sgd", "eta": 0.5, "codec": codec})
         delta = torch.linspace(-1, 1, world.layout.floats).bfloat16().float()
 
-        world.push(0, 0, 2, vector=delta)
+        world.push(0, 0, 2, vector=delta, last=True)
         assert world.shard().turn() == 1
 
         # Running statistics are averaged, never summed.
@@ -57,42 +57,18 @@ class TestApplies:
         expected = torch.lerp(torch.lerp(torch.zeros(1), local, 0.25), local, 0.25)
         assert torch.equal(world.vector(), expected)
 
-    def test_a_whole_job(self, make_world: MakeWorld, codec: str) -> None:
-        world = make_world(update={"rule": "async-local-sgd", "eta": 1.0, "codec": codec})
-        shard = world.shard()
-
-        run_to_end(
-            world, [HonestWorker(world, "a"), HonestWorker(world, "b", interval=3)], shard.turn
-        )
-
-        assert shard.turn() == 0
-        evaluated = [each.epoch for each in world.jobs.get(world.job).evaluations]
-        assert evaluated in ([1], [1, 2]), "the last one may still be open"
-        totals = world.jobs.get(world.job).totals
-        assert (totals["samples"], totals["applied"], totals["repeated"]) == (24, 24, 0)
-
 
 class TestBatches:
-    def test_one_publication_for_all_that_wait(self, make_world: MakeWorld) -> None:
-        world = make_world(samples=60, subtasks_per_epoch=30)
-        for subtask in range(20):
-            world.push(subtask, 0, 1)
-
-        assert world.shard().turn() == 20
-
-        assert world.snapshots.version() == 20
-        assert {key for key in world.tensor_keys() if key.startswith("s:")} == {
-            "s:0.0:0", "s:20.1:0",
-        }  # fmt: skip
-        world.assert_exact()
-
     def test_a_batch_is_bounded(self, make_world: MakeWorld) -> None:
         world = make_world(samples=60, subtasks_per_epoch=60)
         for subtask in range(MAX_UPDATES + 5):
             world.push(subtask, 0, 1)
         shard = world.shard()
 
-        assert [shard.turn(), shard.turn(), shard.turn()] == [MAX_UPDATES, 5, 0]
+        assert shard.turn() == MAX_UPDATES
+        chunks = world.tensor_keys("s:")
+        assert chunks == {"s:0.0:0", f"s:{MAX_UPDATES}.1:0"}, "one publication for all of them"
+        assert [shard.turn(), shard.turn()] == [5, 0]
         world.assert_exact()
 
     def test_the_end_of_an_epoch_gets_a_version_of_its_own(self, world: World) -> None:
@@ -139,8 +115,7 @@ class TestReports:
             world.push(subtask, 0, 4)
         world.push(3, 0, 2)
 
-        shard = world.shard()
-        shard.turn()
+        shard = world.started_shard()
         shard.turn()
 
         job = world.jobs.get(world.job)
@@ -150,15 +125,12 @@ class TestReports:
         world.partition().assert_whole()
 
     def test_points_of_the_metrics_are_a_second_apart(self, world: World) -> None:
-        shard = world.shard()
-        shard.turn()
-        world.push(0, 0, 2)
-        shard.turn()
+        shard = world.started_shard()
+        world.apply(shard, 0, 0, 2)
         assert world.jobs.metrics(world.job) == []
 
         world.now += 2
-        world.push(0, 2, 4, base=0)
-        shard.turn()
+        world.apply(shard, 0, 2, 4, base=0)
         world.now += 5
         shard.turn()  # no updates, so no new point
 
@@ -169,8 +141,7 @@ class TestReports:
         assert point["waiting"] == 0
 
     def test_points_have_the_means_of_what_steps_logged(self, world: World) -> None:
-        shard = world.shard()
-        shard.turn()
+        shard = world.started_shard()
         for start, logged in enumerate([(("norm", 6.0, 3),), (("norm", 4.0, 1), ("acc", 0.5, 1))]):
             world.push(0, start, start + 1, base=0, logged=logged)
         # A repeated update counts nothing.
@@ -182,8 +153,7 @@ class TestReports:
         assert point["logged"] == {"norm": 2.5, "acc": 0.5}
 
     def test_names_beyond_the_limit_are_left_out(self, world: World) -> None:
-        shard = world.shard()
-        shard.turn()
+        shard = world.started_shard()
         for start in range(2):
             names = [f"{start}-{number}" for number in range(MAX_LOGGED)]
             world.push(0, start, start + 1, base=0, logged=tuple((each, 1.0, 1) for each in names))
@@ -195,12 +165,10 @@ class TestReports:
 
     def test_points_of_a_long_job_are_further_apart(self, world: World) -> None:
         world.ledger.hset(world.ledger_keys.record, "created_at", world.now - 20_000)
-        shard = world.shard()
-        shard.turn()
+        shard = world.started_shard()
         for position in range(4):
             world.now += 6
-            world.push(0, position, position + 1)
-            shard.turn()
+            world.apply(shard, 0, position, position + 1)
 
         first, second = world.jobs.metrics(world.job)
         assert second["at"] - first["at"] == 12
@@ -211,8 +179,7 @@ class TestReports:
     ) -> None:
         fault = Fault(at=1)
         with through_proxy(server, 0, fault) as ledger:
-            shard = world.shard(ledger=ledger)
-            shard.turn()
+            shard = world.started_shard(ledger=ledger)
             for position in range(3):
                 world.push(0, position, position + 1)
                 fault.arm()
@@ -263,8 +230,7 @@ def test_it_reads_the_stream_if_the_cursor_has_moved(world: World) -> None:
 
 
 def test_a_requested_pin_is_served_between_updates(world: World) -> None:
-    shard = world.shard()
-    shard.turn()
+    shard = world.started_shard()
     world.snapshots.request_pin("wanted")
     time.sleep(VIEW_SECONDS)
     world.push(0, 0, 2)
@@ -275,8 +241,7 @@ def test_a_requested_pin_is_served_between_updates(world: World) -> None:
 
 
 def test_a_superseded_server_publishes_nothing(world: World) -> None:
-    old = world.shard(token=1)
-    old.turn()
+    old = world.started_shard(token=1)
     world.push(0, 0, 2)
     arrived = arrivals(world, old)
     world.shard(token=2).turn()
@@ -292,8 +257,7 @@ def test_completed_subtasks_are_reported_at_once_and_progress_later(
 ) -> None:
     now = [0.0]
     monkeypatch.setattr(reports, "time", SimpleNamespace(monotonic=lambda: now[0]))
-    shard = world.shard()
-    shard.turn()
+    shard = world.started_shard()
     world.push(0, 0, 2)
     shard.turn(arrivals(world, shard))
     reported = world.jobs.get(world.job).totals.get("samples", 0)

@@ -105,8 +105,10 @@ def build(server: RedisServer, make_world: MakeWorld) -> Build:
     return build_shard
 
 
-def at_each_command(moment: Moment, play: Callable[[Fault], None], *, shortest: int = 40) -> None:
-    for at in range(1, MAX_COMMANDS):
+def at_each_command(
+    moment: Moment, play: Callable[[Fault], None], *, shortest: int = 40, every: int = 1
+) -> None:
+    for at in range(1, MAX_COMMANDS, every):
         fault = Fault(at, moment)
         try:
             play(fault)
@@ -128,13 +130,18 @@ def at_each_command(moment: Moment, play: Callable[[Fault], None], *, shortest: 
         pytest.param(FaultyShard.turn_or_wait, "after", marks=pytest.mark.extended),
     ],
 )
-def test_killed_or_disconnected_at_any_command(build: Build, turn: Turn, moment: Moment) -> None:
+def test_killed_or_disconnected_at_any_command(
+    build: Build, turn: Turn, moment: Moment, request: pytest.FixtureRequest
+) -> None:
+    """With ``--extended`` at each command, otherwise at each third one."""
+
     def play(fault: Fault) -> None:
         with build(fault) as each:
             each.play(lambda: turn(each))
             assert each.cuts == fault.fired
 
-    at_each_command(moment, play)
+    every = 1 if request.config.getoption("--extended") else 3
+    at_each_command(moment, play, every=every)
 
 
 @pytest.mark.ci
@@ -174,6 +181,7 @@ def test_both_are_lost_at_any_command(build: Build) -> None:
     at_each_command("before", play)
 
 
+@pytest.mark.ci
 class TestRollback:
     """The model goes back to an earlier one, once, whatever happens meanwhile."""
 
@@ -181,7 +189,6 @@ class TestRollback:
     def _at_once(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(reports, "TUNED_SECONDS", 0.0)
 
-    @pytest.mark.ci
     @pytest.mark.parametrize("turn", [FaultyShard.turn_or_die, FaultyShard.turn_or_wait])
     @pytest.mark.parametrize("moment", ["before", "after"])
     def test_killed_or_disconnected_at_any_command(
@@ -189,7 +196,6 @@ class TestRollback:
     ) -> None:
         at_each_command(moment, lambda fault: self.play(build, fault, turn), shortest=20)
 
-    @pytest.mark.ci
     def test_the_tensors_server_comes_back_empty_at_any_command(self, build: Build) -> None:
         def play(fault: Fault) -> None:
             self.play(build, fault, FaultyShard.turn_or_wait, empty=True)
@@ -216,7 +222,6 @@ class TestRollback:
             if empty:
                 fault.instead = world.lose_tensors
 
-            # When the model goes back to the checkpoint
             assert world.jobs.roll_back(world.job, 1, stored.name, "diverged")
             fault.arm()
             while world.rollbacks() < 1:

@@ -7,13 +7,13 @@ from support.world import MakeWorld, World
 
 from vcasgd.errors import JobUnreadable
 from vcasgd.limits import MAX_ENTRIES, MAX_PIN_REQUESTS
+from vcasgd.parameter_server.shard import Shard
 from vcasgd.store.ledger.leases import Evaluations
 from vcasgd.store.tensors.snapshot_index import MAX_PINS
 
 
 def test_a_flood_of_requests_for_pins_ends_its_job_and_is_never_read_whole(world: World) -> None:
-    shard = world.shard()
-    shard.turn()
+    world.started_shard()
     names = [f"flood {number}" * 10 for number in range(MAX_ENTRIES + 1)]
     for first in range(0, len(names), 10_000):
         world.tensors.sadd(world.keys.pin_requests, *names[first : first + 10_000])
@@ -26,111 +26,90 @@ def test_a_flood_of_requests_for_pins_ends_its_job_and_is_never_read_whole(world
     assert not world.tensors.exists(world.keys.pin_requests)
 
 
-class TestPins:
-    def chunks(self, world: World) -> set[str]:
-        return {key for key in world.tensor_keys() if key.startswith("s:")}
+def pin(world: World, shard: Shard, *names: str) -> None:
+    for name in names:
+        world.snapshots.request_pin(name)
+    shard.turn()
 
+
+def unpin(world: World, shard: Shard, name: str) -> None:
+    world.snapshots.unpin(name)
+    shard.turn()
+
+
+class TestPins:
     def test_wanted_ones_are_kept_while_training_goes_on(self, world: World) -> None:
         shard = world.shard(token=1)
-        world.push(0, 0, 1)
-        shard.turn()
-        world.snapshots.request_pin("periodic")
-        shard.turn()
+        world.apply(shard, 0, 0, 1)
+        pin(world, shard, "periodic")
         for position in (1, 2, 3):
-            world.push(0, position, position + 1)
-            shard.turn()
+            world.apply(shard, 0, position, position + 1)
 
         snapshot, floats = world.snapshots.fetch_pinned("periodic")
 
         assert snapshot.meta.version == 1
         assert floats[:-1].tolist() == world.expected_counts(snapshot.record)
-        assert self.chunks(world) == {"s:1.1:0", "s:3.1:0", "s:4.1:0"}
+        assert world.tensor_keys("s:") == {"s:1.1:0", "s:3.1:0", "s:4.1:0"}
 
-        world.snapshots.unpin("periodic")
-        shard.turn()
-        assert self.chunks(world) == {"s:3.1:0", "s:4.1:0"}
+        unpin(world, shard, "periodic")
+        assert world.tensor_keys("s:") == {"s:3.1:0", "s:4.1:0"}
 
     def test_one_that_is_wanted_again_while_it_is_kept_leaks_nothing(self, world: World) -> None:
-        shard = world.shard(token=1)
-        shard.turn()
+        shard = world.started_shard(token=1)
         for position in range(4):
-            world.snapshots.request_pin("periodic")
-            shard.turn()
-            world.push(0, position, position + 1)
-            shard.turn()
+            pin(world, shard, "periodic")
+            world.apply(shard, 0, position, position + 1)
         assert world.snapshots.fetch_pinned("periodic")[0].meta.version == 0
 
-        world.snapshots.unpin("periodic")
-        shard.turn()
+        unpin(world, shard, "periodic")
 
-        assert self.chunks(world) == {"s:3.1:0", "s:4.1:0"}
+        assert world.tensor_keys("s:") == {"s:3.1:0", "s:4.1:0"}
 
     def test_the_present_one_outlives_its_pin(self, world: World) -> None:
         shard = world.shard()
-        world.push(0, 0, 1)
-        shard.turn()
-        world.snapshots.request_pin("periodic")
-        shard.turn()
-        world.push(1, 0, 1, checksum=1)  # changes the totals, not the version
-        shard.turn()
+        world.apply(shard, 0, 0, 1)
+        pin(world, shard, "periodic")
+        world.apply(shard, 1, 0, 1, checksum=1)  # changes the totals, not the version
 
-        world.snapshots.unpin("periodic")
-        shard.turn()
+        unpin(world, shard, "periodic")
 
         world.assert_exact()
 
     def test_the_previous_one_outlives_its_pin(self, world: World) -> None:
         """A worker may still be reading it."""
-        shard = world.shard(token=1)
-        shard.turn()
-        world.snapshots.request_pin("periodic")
-        shard.turn()
-        world.push(0, 0, 1)
-        shard.turn()
+        shard = world.started_shard(token=1)
+        pin(world, shard, "periodic")
+        world.apply(shard, 0, 0, 1)
 
-        world.snapshots.unpin("periodic")
-        shard.turn()
+        unpin(world, shard, "periodic")
 
-        assert self.chunks(world) == {"s:0.0:0", "s:1.1:0"}
-        world.push(0, 1, 2)
-        shard.turn()
-        assert self.chunks(world) == {"s:1.1:0", "s:2.1:0"}
+        assert world.tensor_keys("s:") == {"s:0.0:0", "s:1.1:0"}
+        world.apply(shard, 0, 1, 2)
+        assert world.tensor_keys("s:") == {"s:1.1:0", "s:2.1:0"}
 
     def test_two_names_for_one(self, world: World) -> None:
-        shard = world.shard()
-        shard.turn()
-        for name in "ab":
-            world.snapshots.request_pin(name)
-        shard.turn()
+        shard = world.started_shard()
+        pin(world, shard, *"ab")
         for position in range(3):
-            world.push(0, position, position + 1)
-            shard.turn()
+            world.apply(shard, 0, position, position + 1)
 
-        world.snapshots.unpin("a")
-        shard.turn()
+        unpin(world, shard, "a")
 
         assert world.snapshots.fetch_pinned("b")[0].meta.version == 0
 
     def test_there_are_never_too_many(self, world: World) -> None:
-        shard = world.shard()
-        shard.turn()
-        for name in "abcdef":
-            world.snapshots.request_pin(name)
-        shard.turn()
+        shard = world.started_shard()
+        pin(world, shard, *"abcdef")
         assert world.snapshots.view().pins == set("abcd"[:MAX_PINS])
 
-        world.snapshots.unpin("a")
-        shard.turn()
+        unpin(world, shard, "a")
 
         assert world.snapshots.view().pins == set("bcde")
         assert world.snapshots.view().pin_requests == ("f",)
 
     def test_an_epoch_that_finds_no_room_is_published_unpinned(self, world: World) -> None:
-        shard = world.shard()
-        shard.turn()
-        for name in "abcd":
-            world.snapshots.request_pin(name)
-        shard.turn()
+        shard = world.started_shard()
+        pin(world, shard, *"abcd")
         for subtask in range(3):
             world.push(subtask, 0, 4)
         shard.turn()
@@ -139,20 +118,16 @@ class TestPins:
         assert world.snapshots.view().pins == set("abcd")
 
     def test_a_new_server_knows_them(self, world: World) -> None:
-        first = world.shard(token=1)
-        first.turn()
-        world.snapshots.request_pin("a")
-        first.turn()
+        first = world.started_shard(token=1)
+        pin(world, first, "a")
         second = world.shard(token=2)
         for position in (0, 1, 2):
-            world.push(0, position, position + 1)
-            second.turn()
+            world.apply(second, 0, position, position + 1)
         assert world.snapshots.fetch_pinned("a")[0].meta.version == 0
 
-        world.snapshots.unpin("a")
-        second.turn()
+        unpin(world, second, "a")
 
-        assert self.chunks(world) == {"s:2.2:0", "s:3.2:0"}
+        assert world.tensor_keys("s:") == {"s:2.2:0", "s:3.2:0"}
 
 
 class TestEvaluationPoints:
@@ -182,7 +157,6 @@ class TestEvaluationPoints:
             world.push(subtask, 0, 2)
             world.push(subtask, 2, 4)
 
-        # When all of them are applied
         assert [shard.turn() for _ in range(13)] == [1] * 12 + [0]
 
         # Then the first ones are pinned, later ones are left out, and the last one is evaluated

@@ -9,8 +9,6 @@ from typing import Any
 
 import pytest
 import torch
-from support.harness import RedisServer
-from support.servers import Fault, through_proxy
 from support.world import World
 
 from vcasgd.errors import (
@@ -20,7 +18,6 @@ from vcasgd.errors import (
     StoreFull,
     StoreUnavailable,
 )
-from vcasgd.store.ledger.leases import Lease
 
 
 class HeldReads(Executor):
@@ -66,8 +63,7 @@ class TestReadsACheckpointBesideOtherJobs:
         world.checkpoint()
         world.lose_tensors()
         reads = HeldReads()
-        old = world.shard(readers=reads)
-        old.turn()
+        old = world.started_shard(readers=reads)
         world.shard().turn()
         world.push(0, 2, 4)
 
@@ -87,8 +83,7 @@ class TestReadsACheckpointBesideOtherJobs:
         kept = {key: world.tensors.dump(key) for key in world.tensors.scan_iter()}
         world.lose_tensors()
         reads = HeldReads()
-        shard = world.shard(readers=reads)
-        shard.turn()
+        shard = world.started_shard(readers=reads)
 
         # When the model is available again, and has to go back to another checkpoint
         for key, value in kept.items():
@@ -105,69 +100,17 @@ class TestReadsACheckpointBesideOtherJobs:
         assert world.positions(snapshot.record) == {0: 4}
 
 
-class TestTakesOver:
-    def test_the_one_before_is_fenced_as_soon_as_it_writes(self, world: World) -> None:
-        old = world.shard(token=1)
-        old.turn()
-        new = world.shard(token=2)
-        new.turn()
-        world.push(0, 0, 2)
+def test_what_an_interrupted_publication_left_is_removed(world: World) -> None:
+    world.started_shard(token=1)
+    meta = world.snapshots.read().meta
+    world.snapshots.write(
+        type(meta)(5, 1, meta.floats, meta.parameters, meta.layout),
+        torch.zeros(meta.floats),
+    )
 
-        with pytest.raises(Fenced, match="token 2"):
-            old.turn()
+    world.shard(token=2).turn()
 
-        assert world.snapshots.version() == 0
-        assert new.turn() == 1
-        world.assert_exact()
-
-    def test_the_one_before_is_fenced_when_it_sees_a_foreign_version(self, world: World) -> None:
-        old = world.shard(token=1)
-        old.turn()
-        new = world.shard(token=2)
-        world.push(0, 0, 2)
-        new.turn()
-
-        with pytest.raises(Fenced, match="was not written by this server"):
-            old.turn()
-
-    def test_a_late_comer_with_an_old_token_never_starts(self, world: World) -> None:
-        world.shard(token=2).turn()
-
-        with pytest.raises(Fenced):
-            world.shard(token=1).turn()
-
-    def test_what_an_interrupted_publication_left_is_removed(self, world: World) -> None:
-        shard = world.shard(token=1)
-        shard.turn()
-        meta = world.snapshots.read().meta
-        world.snapshots.write(
-            type(meta)(5, 1, meta.floats, meta.parameters, meta.layout),
-            torch.zeros(meta.floats),
-        )
-
-        world.shard(token=2).turn()
-
-        assert {key for key in world.tensor_keys() if key.startswith("s:")} == {"s:0.0:0"}
-
-    def test_the_ledger_is_made_right(self, world: World, server: RedisServer) -> None:
-        """The previous server published, and died before its report to the ledger."""
-        assert isinstance(world.leases("a").acquire(), Lease)
-        fault = Fault(at=1)
-        with through_proxy(server, 0, fault) as ledger:
-            shard = world.shard(token=1, ledger=ledger)
-            shard.turn()
-            world.push(0, 0, 4)
-            fault.arm()
-            with pytest.raises(StoreUnavailable):
-                shard.turn()
-        assert fault.fired
-        assert world.snapshots.read().meta.version == 1
-        assert list(world.partition().leased) == [0]
-
-        world.shard(token=2).turn()
-
-        assert list(world.partition().done) == [0]
-        world.partition().assert_whole()
+    assert world.tensor_keys("s:") == {"s:0.0:0"}
 
 
 class TestEmptyTensorsServer:
@@ -176,8 +119,7 @@ class TestEmptyTensorsServer:
     ) -> None:
         # Given a pinned version on a server that came back empty
         shard = world.shard()
-        world.push(0, 0, 4)
-        shard.turn()
+        world.apply(shard, 0, 0, 4)
         world.snapshots.request_pin("a")
         shard.turn()
         world.lose_tensors()
@@ -193,8 +135,7 @@ class TestEmptyTensorsServer:
             with pytest.raises(StoreUnavailable):
                 shard.turn()
         shard.turn()
-        world.push(1, 0, 4)
-        shard.turn()
+        world.apply(shard, 1, 0, 4)
         shard.turn()
 
         # Then it is reported once, and the pin can be wanted again
@@ -209,8 +150,7 @@ class TestEmptyTensorsServer:
         self, world: World, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """It is in the parameter server's memory, which is published again."""
-        shard = world.shard()
-        shard.turn()
+        shard = world.started_shard()
         world.push(0, 0, 4)
         commit = shard._snapshots.commit
 
@@ -233,11 +173,9 @@ class TestEmptyTensorsServer:
     @pytest.mark.parametrize("first", ["old", "new"])
     def test_a_zombie_does_not_bring_back_the_past(self, world: World, first: str) -> None:
         """The fence was lost with the server, but the ledger has the newest token."""
-        old = world.shard(token=1)
-        old.turn()
+        old = world.started_shard(token=1)
         new = world.shard(token=2)
-        world.push(0, 0, 4)
-        new.turn()
+        world.apply(new, 0, 0, 4)
         world.lose_tensors()
 
         if first == "new":
@@ -253,18 +191,15 @@ class TestEmptyTensorsServer:
         self, world: World, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """Without the ledger, a fenced server may publish an update that it could not commit."""
-        old = world.shard(token=1)
-        old.turn()
+        old = world.started_shard(token=1)
         lost, _ = world.push(0, 0, 2)
         with monkeypatch.context() as patch:
             patch.setattr(old._snapshots, "commit", _never)
             with pytest.raises(StoreUnavailable):
                 old.turn()
         world.tensors.delete(world.keys.payload_chunk(lost.update, 0))
-        new = world.shard(token=2)
-        new.turn()
-        world.push(1, 0, 2)
-        new.turn()
+        new = world.started_shard(token=2)
+        world.apply(new, 1, 0, 2)
         assert world.positions() == {1: 2}
         world.lose_tensors()
         monkeypatch.setattr(old._recovery, "_check_newest", lambda: None)
@@ -289,11 +224,9 @@ class TestBothServersLost:
         self, world: World, tmp_path: Path
     ) -> None:
         shard = world.shard()
-        world.push(0, 0, 2)
-        shard.turn()
+        world.apply(shard, 0, 0, 2)
         whole = world.checkpoint()
-        world.push(0, 2, 4)
-        shard.turn()
+        world.apply(shard, 0, 2, 4)
         damaged = world.checkpoint()
         path = tmp_path / "storage" / "jobs" / world.job / "checkpoints" / damaged.name
         path.write_bytes(path.read_bytes()[:-1] + b"\xff")
@@ -311,8 +244,7 @@ class TestBothServersLost:
         self, world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         shard = world.shard()
-        world.push(0, 0, 2)
-        shard.turn()
+        world.apply(shard, 0, 0, 2)
         world.checkpoint()
         world.lose_tensors()
         second = world.shard()
@@ -331,8 +263,7 @@ class TestBothServersLost:
 
 
 def test_a_full_tensors_server_stops_nothing_for_good(world: World) -> None:
-    shard = world.shard()
-    shard.turn()
+    shard = world.started_shard()
     world.push(0, 0, 4)
     world.tensors.config_set("maxmemory", "1")
     try:

@@ -19,11 +19,9 @@ def _at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 def diverge(world: World) -> StoredCheckpoint:
     """Apply two updates, of which the checkpoint has the first one, and record a rollback."""
     shard = world.shard()
-    world.push(0, 0, 2)
-    shard.turn()
+    world.apply(shard, 0, 0, 2)
     stored = world.checkpoint()
-    world.push(0, 2, 4)
-    shard.turn()
+    world.apply(shard, 0, 2, 4)
     assert world.jobs.roll_back(world.job, 1, stored.name, "loss 1 → nan", epoch=1.0)
     return stored
 
@@ -52,10 +50,8 @@ def test_the_weights_go_back_and_the_record_stays(world: World) -> None:
 
 def test_it_goes_back_once(world: World) -> None:
     stored = diverge(world)
-    shard = world.shard()
-    shard.turn()
-    world.push(0, 4, 6, rollbacks=1)
-    shard.turn()
+    shard = world.started_shard()
+    world.apply(shard, 0, 4, 6, rollbacks=1)
 
     assert not world.jobs.roll_back(world.job, 1, stored.name, "again")
     world.shard().turn()
@@ -113,7 +109,6 @@ def test_a_checkpoint_of_the_model_that_diverged_is_rolled_back_again(world: Wor
     world.checkpoint()
     world.shard().turn()
 
-    # When both servers are lost
     world.lose_tensors()
     world.shard().turn()
 

@@ -184,11 +184,8 @@ def test_a_second_update_of_a_worker_waits_for_the_next_round(world: World) -> N
 
     shard.turn()
 
-    assert [world.fate(each) for each in (first, other, second)] == [
-        "applied",
-        "applied",
-        "pending",
-    ]
+    fates = [world.fate(each) for each in (first, other, second)]
+    assert fates == ["applied", "applied", "pending"]
     assert world.vector()[0] == 6.0
     push(world, "b", 1, 2, 3, 2.0)
     shard.turn()
@@ -238,7 +235,7 @@ def test_the_last_update_of_a_job_waits_for_nobody(make_world: MakeWorld) -> Non
     world = make_world(update=ROUNDS, subtasks_per_epoch=2, epochs=1, samples=4)
     shard = first_round(world)
     push(world, "a", 0, 1, 2, 0.0)
-    push(world, "b", 1, 1, 2, 0.0)
+    push(world, "c", 1, 1, 2, 0.0)
 
     shard.turn()
 

@@ -47,6 +47,8 @@ from vcasgd.store.tensors.snapshot_store import STATE, SnapshotStore
 from vcasgd.store.tensors.updates import PushResult, UpdateReader, UpdateSender
 
 COUNTING = {"rule": "async-local-sgd", "eta": 1.0}
+#: What a worker reports of an evaluation.
+RESULT = {"version": 3, "metrics": {"accuracy": 0.5}, "worker": "a", "seconds": 1.0, "at": 2.0}
 #: Samples in a local step of the task.
 BATCH = 2
 
@@ -64,6 +66,11 @@ def spec_of(**fields: Any) -> JobSpec:
     return JobSpec.parse(
         {"name": "job", "task": "t:T", "subtasks_per_epoch": 3, **length, **fields}
     )
+
+
+def lease_of(answer: Lease | Wait) -> Lease:
+    assert isinstance(answer, Lease), answer
+    return answer
 
 
 def layout_of(samples: int, *, table: bool = False) -> Layout:
@@ -183,6 +190,12 @@ class World:
             readers=readers,
         )
 
+    def started_shard(self, token: int | None = None, **options: Any) -> Shard:
+        """Return a shard after its first turn; ``options`` as those of :meth:`shard`."""
+        shard = self.shard(token, **options)
+        shard.turn()
+        return shard
+
     def new_token(self) -> int:
         """Return a new token for a parameter server."""
         return next(self._tokens)
@@ -263,6 +276,11 @@ class World:
         header, payload = self.update(subtask, start, stop, token, **changes)
         return header, self.sender.push(header, self.plan.epoch_of(subtask), payload)
 
+    def apply(self, shard: Shard, *interval: int, **changes: Any) -> None:
+        """Push an update as :meth:`push` does, and let a shard make a turn."""
+        self.push(*interval, **changes)
+        shard.turn()
+
     def receive(self, header: Header, size: int) -> bytes:
         """Return the bytes that the parameter server receives of a payload."""
         payload = memoryview(bytearray(size))
@@ -334,8 +352,9 @@ class World:
     def rejected(self) -> dict[str, int]:
         return dict(self.snapshots.read().meta.totals.rejected)
 
-    def tensor_keys(self) -> set[str]:
-        found = self.tensors.scan_iter(match=f"{self.keys.prefix}*", count=1000)
+    def tensor_keys(self, prefix: str = "") -> set[str]:
+        """Return the job's keys on the tensors server, without their common prefix."""
+        found = self.tensors.scan_iter(match=f"{self.keys.prefix}{prefix}*", count=1000)
         return {key.decode().removeprefix(self.keys.prefix) for key in found}
 
     def done_in_ledger(self) -> list[int]:
@@ -489,8 +508,7 @@ class HonestWorker:
         if answer.kind is Work.TRAIN:
             self.lease, self.position = answer, None
         elif answer.kind is Work.EVALUATE:
-            self.leases.report_evaluation(answer, {"version": 0, "metrics": {}, "worker": self.name,
-                                                   "seconds": 0.0, "at": 0.0})  # fmt: skip
+            self.leases.report_evaluation(answer, RESULT)
         else:
             self.world.install()
             self.leases.report_facts(answer, self.world.facts().to_dict())
