@@ -15,8 +15,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
-from support.api_harness import running
-from support.gateways import RunningGateway, gateway_of
+from support.gateways import RunningGateway, running_gateway
 from support.harness import Process
 from support.processes import run_program
 from support.waiting import await_truth
@@ -134,8 +133,8 @@ def unchanged(index: Path, tmp_path_factory: pytest.TempPathFactory) -> Installa
 @pytest.fixture(scope="module")
 def gateway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningGateway]:
     home = tmp_path_factory.mktemp("gateway")
-    with running(home) as api, gateway_of(home, api) as gateway:
-        api.control.publish({}, {"volunteers": {"position": 0, "provider": "join"}})
+    with running_gateway(home) as gateway:
+        gateway.publish_pool()
         yield gateway
 
 

@@ -16,8 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from support.api_harness import running
-from support.gateways import RunningGateway, gateway_of
+from support.gateways import RunningGateway, running_gateway
 from support.harness import Process
 from support.machine_roots import write_root
 from support.missing import skip_here
@@ -73,7 +72,7 @@ def machine(tmp_path: Path) -> Iterator[Machine]:
     home, root = tmp_path / "home", tmp_path / "root"
     home.mkdir()
     with ExitStack() as stack:
-        gateway = stack.enter_context(gateway_of(home, stack.enter_context(running(home))))
+        gateway = stack.enter_context(running_gateway(home))
         port = free_port()
         settings = {
             "ROLE": "control-plane",
@@ -137,12 +136,8 @@ def test_certificate_is_issued_kept_and_renewed_without_closing_a_connection(
 ) -> None:
     gateway, own = machine.gateway, machine.gateway.pin
     assert machine.served == own
-    row = {"position": 0, "provider": "join", "spot": True, "labels": [], "capacity": None}
-    gateway.api.control.publish({}, {"volunteers": row})
-    with gateway.api.client() as client:
-        token = client.create_token("ann", "join", pool="volunteers").token
-    with gateway.connection("ledger", token) as (server, _):
-        # When the timer runs the script for the first time
+    gateway.publish_pool()
+    with gateway.connection("ledger", gateway.token("ann")) as (server, _):
         done = machine.acme()
         assert done.returncode == 0, done.stderr
 

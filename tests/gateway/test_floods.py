@@ -19,11 +19,9 @@ from dataclasses import dataclass, field
 import httpx
 import psutil
 import pytest
-from support.api_harness import running
-from support.gateways import RunningGateway, gateway_of
+from support.gateways import MACHINE, RunningGateway, running_gateway
 from support.waiting import PATIENCE, await_truth
 
-import vcasgd
 from vcasgd.errors import ApiError
 from vcasgd.gateway.main import Crowd, address_key
 from vcasgd.gateway.relay import ACCEPTED
@@ -31,7 +29,6 @@ from vcasgd.limits import (
     GATEWAY_BUFFER_BYTES,
     MAX_GATEWAY_VISITORS,
 )
-from vcasgd.schemas.joining import JoinRequest
 
 #: Seconds in which an honest request is answered.
 ANSWER_SECONDS = 2.0
@@ -40,16 +37,16 @@ USUAL_FILES = 1024
 #: Half of the memory that a hundred connections cost without limits on their buffers.
 BOUNDED_BYTES = 150 << 20
 REQUEST = b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n"
-MACHINE = JoinRequest(version=vcasgd.__version__, host="laptop", cpus=2.0, memory_mb=8000)
 
 
 @pytest.fixture(scope="module")
 def gateway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningGateway]:
     home = tmp_path_factory.mktemp("gateway")
-    with running(home) as api, gateway_of(home, api) as gateway:
-        _, most = resource.prlimit(api.process.pid, resource.RLIMIT_NOFILE)
-        resource.prlimit(api.process.pid, resource.RLIMIT_NOFILE, (USUAL_FILES, most))
-        api.control.publish({}, {"volunteers": {"position": 0, "provider": "join"}})
+    with running_gateway(home) as gateway:
+        process = gateway.api.process.pid
+        _, most = resource.prlimit(process, resource.RLIMIT_NOFILE)
+        resource.prlimit(process, resource.RLIMIT_NOFILE, (USUAL_FILES, most))
+        gateway.publish_pool()
         yield gateway
 
 
@@ -117,41 +114,23 @@ def flood(gateway: RunningGateway) -> Iterator[Flood]:
     gateway.close_all()
 
 
-def silent(flood: Flood) -> None:
-    assert all(flood.connect(MAX_GATEWAY_VISITORS + 200))
+@dataclass(frozen=True)
+class Attack:
+    """Bytes that a visitor sends on each of its connections before it waits."""
 
+    connections: int
+    sent: bytes = b""
+    tls: bool = True
+    guests: bool = False
+    addresses: int = 1
 
-def slow_handshakes(flood: Flood) -> None:
-    for each in flood.connect(MAX_GATEWAY_VISITORS + 200):
-        each.sendall(b"\x16\x03\x01\x02")
-
-
-def idle_tls(flood: Flood) -> None:
-    assert all(flood.connect_tls(USUAL_FILES + 76))
-
-
-def silent_guests(flood: Flood) -> None:
-    assert all(flood.connect_tls(600, guests=True))
-
-
-def begun_requests(flood: Flood) -> None:
-    for each in flood.connect_tls(600):
-        each.sendall(REQUEST[:-2])
-
-
-def idle_after_a_request(flood: Flood) -> None:
-    for each in flood.connect_tls(USUAL_FILES + 76):
-        each.sendall(REQUEST)
-
-
-def second_requests_begun(flood: Flood) -> None:
-    for each in flood.connect_tls(600):
-        each.sendall(REQUEST + REQUEST[:-2])
-
-
-def from_many_addresses(flood: Flood) -> None:
-    for each in flood.connect_tls(MAX_GATEWAY_VISITORS + 200, addresses=MAX_GATEWAY_VISITORS):
-        each.sendall(REQUEST)
+    def __call__(self, flood: Flood) -> None:
+        if self.tls:
+            held = flood.connect_tls(self.connections, self.addresses, guests=self.guests)
+        else:
+            held = flood.connect(self.connections, self.addresses)
+        for each in held:
+            each.sendall(self.sent)
 
 
 def answers_unread(flood: Flood) -> None:
@@ -167,20 +146,32 @@ def answers_unread(flood: Flood) -> None:
     await_truth(lambda: process.cpu_percent(0.5) < 5.0)
 
 
+MANY, MORE = MAX_GATEWAY_VISITORS + 200, USUAL_FILES + 76
+ATTACKS: dict[str, Callable[[Flood], None]] = {
+    "silent": Attack(MANY, tls=False),
+    "idle-tls": Attack(MORE),
+    "silent-guests": Attack(600, guests=True),
+    "many-addresses": Attack(MANY, REQUEST, addresses=MAX_GATEWAY_VISITORS),
+    "answers-unread": answers_unread,
+}
+MORE_ATTACKS = {
+    "slow-handshakes": Attack(MANY, b"\x16\x03\x01\x02", tls=False),
+    "begun-requests": Attack(600, REQUEST[:-2]),
+    "idle-after-a-request": Attack(MORE, REQUEST),
+    "second-requests-begun": Attack(600, REQUEST + REQUEST[:-2]),
+}
+
+
 @pytest.mark.parametrize(
-    "attack",
-    [silent, idle_tls, silent_guests, from_many_addresses, answers_unread,
-     *(pytest.param(attack, marks=pytest.mark.extended) for attack in
-       (slow_handshakes, begun_requests, idle_after_a_request, second_requests_begun))],
-)  # fmt: skip
+    "name", [*ATTACKS, *(pytest.param(each, marks=pytest.mark.extended) for each in MORE_ATTACKS)]
+)
 @pytest.mark.ci
 def test_a_flood_keeps_nobody_else_out(
-    gateway: RunningGateway, idle_bytes: int, flood: Flood, attack: Callable[[Flood], None]
+    gateway: RunningGateway, idle_bytes: int, flood: Flood, name: str
 ) -> None:
+    attack = {**ATTACKS, **MORE_ATTACKS}[name]
     process = psutil.Process(gateway.process.pid)
-    name = attack.__name__.replace("_", "-")
-    with gateway.api.client() as client:
-        text = client.create_token(name, "join", pool="volunteers").token
+    text = gateway.token(name)
 
     def stands() -> bool:
         flood.end()

@@ -10,12 +10,11 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import httpx
 import pytest
-from support.api_harness import running, spec, zipped
-from support.gateways import RunningGateway, gateway_of
+from support.api_harness import spec, zipped
+from support.gateways import MACHINE, RunningGateway, running_gateway
 from support.waiting import PATIENCE, await_truth
 
 import vcasgd
@@ -36,7 +35,6 @@ from vcasgd.schemas.joining import JoinRequest, ReportBody, WorkerReport
 from vcasgd.store import keys as names
 from vcasgd.store.ledger.machines import JoinedMachines, WorkerOrder, WorkerOrders
 
-MACHINE = JoinRequest(version=vcasgd.__version__, host="laptop", cpus=2.0, memory_mb=8000)
 #: The secret that a machine chooses for itself when it joins.
 SECRET = "5ec2e7" * 8
 PING = b"*1\r\n$4\r\nPING\r\n"
@@ -46,7 +44,7 @@ PING = b"*1\r\n$4\r\nPING\r\n"
 def gateway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningGateway]:
     home = tmp_path_factory.mktemp("gateway")
     # A machine counts as lost after 24 heartbeats, and no machine of these tests has any.
-    with running(home) as api, gateway_of(home, api, VCASGD_HEARTBEAT="60") as gateway:
+    with running_gateway(home, VCASGD_HEARTBEAT="60") as gateway:
         yield gateway
 
 
@@ -54,16 +52,9 @@ def gateway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningGateway
 def volunteers(gateway: RunningGateway) -> Iterator[None]:
     """Forget everything, and publish the pool as the controller does."""
     gateway.api.connection.flushall()
-    row = {"position": 0, "provider": "join", "spot": True, "labels": [], "capacity": None}
-    gateway.api.control.publish({}, {"volunteers": row})
+    gateway.publish_pool()
     yield
     gateway.close_all()
-
-
-def token(gateway: RunningGateway, name: str, scope: str = "join", **options: Any) -> str:
-    pool = "volunteers" if scope == "join" else None
-    with gateway.api.client() as client:
-        return client.create_token(name, scope, **{"pool": pool, **options}).token
 
 
 # -- servers behind the port ----------------------------------------------------------------------
@@ -71,7 +62,7 @@ def token(gateway: RunningGateway, name: str, scope: str = "join", **options: An
 
 def test_a_server_answers_after_the_token(gateway: RunningGateway) -> None:
     for service in ("ledger", "tensors-0"):
-        with gateway.connection(service, token(gateway, f"ann-{service}")) as (server, answer):
+        with gateway.connection(service, gateway.token(f"ann-{service}")) as (server, answer):
             assert answer == ACCEPTED
             server.sendall(PING)
             assert server.recv(100).startswith(b"-NOAUTH"), "and wants a password of its own"
@@ -87,18 +78,18 @@ def test_no_server_is_reachable_with_a_wrong_token(gateway: RunningGateway, text
 
 @pytest.mark.parametrize("scope", ["read", "submit", "admin"])
 def test_no_server_is_reachable_with_another_scope(gateway: RunningGateway, scope: str) -> None:
-    with gateway.connection("ledger", token(gateway, "ann", scope)) as (_, answer):
+    with gateway.connection("ledger", gateway.token("ann", scope)) as (_, answer):
         assert answer == f"-the token has scope {scope}, not join\n".encode()
 
 
 @pytest.mark.parametrize("service", ["api", "head", "tensors-1", "../ledger"])
 def test_nothing_but_the_servers_is_reachable(gateway: RunningGateway, service: str) -> None:
-    with gateway.connection(service, token(gateway, "ann")) as (_, answer):
+    with gateway.connection(service, gateway.token("ann")) as (_, answer):
         assert answer == b"-there is no such service\n"
 
 
 def test_an_expired_token_reaches_nothing(gateway: RunningGateway) -> None:
-    text = token(gateway, "ann", expires=1.0)
+    text = gateway.token("ann", expires=1.0)
 
     def answer_of_the_ledger() -> bytes:
         with gateway.connection("ledger", text) as (_, answer):
@@ -110,7 +101,7 @@ def test_an_expired_token_reaches_nothing(gateway: RunningGateway) -> None:
 
 
 def test_revoking_a_token_closes_its_connections(gateway: RunningGateway) -> None:
-    text = token(gateway, "eve")
+    text = gateway.token("eve")
     with gateway.connection("ledger", text) as (server, answer), gateway.api.client() as client:
         assert answer == ACCEPTED
         client.revoke_token("eve")
@@ -133,7 +124,7 @@ def test_garbage_ends_its_own_connection_only(gateway: RunningGateway) -> None:
                 assert not tls.recv(4096).startswith(b"+")
             except (OSError, ssl.SSLError):
                 pass
-    with gateway.connection("ledger", token(gateway, "ann")) as (_, answer):
+    with gateway.connection("ledger", gateway.token("ann")) as (_, answer):
         assert answer == ACCEPTED
 
 
@@ -147,7 +138,7 @@ def test_the_api_answers_as_for_a_stranger(gateway: RunningGateway) -> None:
         # Then nobody is taken for a process of the stack's own machine
         for more in ({}, {"X-Forwarded-For": "127.0.0.1"}, {"Forwarded": "for=127.0.0.1"}):
             assert one.get("/metrics", headers=more).status_code == 401
-        joining = {"Authorization": f"Bearer {JoinToken.parse(token(gateway, 'ann')).text}"}
+        joining = {"Authorization": f"Bearer {JoinToken.parse(gateway.token('ann')).text}"}
         assert one.get("/metrics", headers=joining).status_code == 403
         assert one.get("/api/v1/jobs", headers=joining).status_code == 403
         body = {"token": gateway.api.token}
@@ -156,7 +147,7 @@ def test_the_api_answers_as_for_a_stranger(gateway: RunningGateway) -> None:
 
 
 def test_a_token_for_joining_opens_no_session(gateway: RunningGateway) -> None:
-    text = JoinToken.parse(token(gateway, "ann")).text
+    text = JoinToken.parse(gateway.token("ann")).text
     with gateway.api.http() as http:
         assert http.post("sign-in", json={"token": text}).status_code == 403
 
@@ -176,22 +167,21 @@ def test_another_certificate_is_refused_before_the_token_is_sent(gateway: Runnin
 # -- joining ---------------------------------------------------------------------------------------
 
 
+def test_a_token_of_another_scope_is_refused(gateway: RunningGateway) -> None:
+    with pytest.raises(Unauthorized, match="ann has scope read, and machines need scope join"):
+        gateway.machine(gateway.token("ann", "read")).check_token()
+
+
 @pytest.mark.parametrize(
-    ("scope", "said"),
-    [
-        pytest.param(None, "the token is wrong or was revoked", id="wrong"),
-        pytest.param(
-            "read", "the token ann has scope read, and machines need scope join", id="read"
-        ),
-        pytest.param("join", "torch can't be used on this machine", id="right"),
-    ],
+    ("right", "said"),
+    [(False, "the token is wrong or was revoked"), (True, "torch can't be used on this machine")],
 )
 def test_a_token_is_judged_before_the_machine_is_measured(
-    gateway: RunningGateway, tmp_path: Path, scope: str | None, said: str
+    gateway: RunningGateway, tmp_path: Path, right: bool, said: str
 ) -> None:
     # Given a machine whose measurement fails, and says so
     (tmp_path / "torch.py").write_text("raise ImportError('measured')")
-    text = "vcasgd_ann_" + "5" * 64 if scope is None else token(gateway, "ann", scope)
+    text = gateway.token("ann") if right else "vcasgd_ann_" + "5" * 64
 
     done = subprocess.run(
         [sys.executable, "-m", "vcasgd.cli", "join", gateway.url, "--sandbox", "off"],
@@ -208,16 +198,16 @@ def test_a_token_is_judged_before_the_machine_is_measured(
 
     assert done.returncode == 1
     assert said in done.stderr
-    assert ("measure" in done.stderr) == (scope == "join")
+    assert ("measure" in done.stderr) == right
 
 
 def test_a_token_names_the_certificate(gateway: RunningGateway) -> None:
-    assert JoinToken.parse(token(gateway, "ann")).pin == gateway.pin
-    assert JoinToken.parse(token(gateway, "bob", "read")).pin is None
+    assert JoinToken.parse(gateway.token("ann")).pin == gateway.pin
+    assert JoinToken.parse(gateway.token("bob", "read")).pin is None
 
 
 def test_another_version_is_refused_with_the_one_to_install(gateway: RunningGateway) -> None:
-    text = token(gateway, "ann")
+    text = gateway.token("ann")
     body = JoinRequest(version="0.0.1", host="laptop", cpus=1, memory_mb=1).model_dump()
     with pytest.raises(Conflict, match=f"the stack has vcasgd {vcasgd.__version__}") as caught:
         gateway.transport(text).call("POST", "join", json=body)
@@ -225,31 +215,30 @@ def test_another_version_is_refused_with_the_one_to_install(gateway: RunningGate
 
 
 def test_too_many_machines_are_refused_until_one_leaves(gateway: RunningGateway) -> None:
-    text = token(gateway, "ann", max_machines=2)
-    token(gateway, "ann-2")
+    text = gateway.token("ann", max_machines=2)
+    gateway.token("ann-2")
     first, second, third = (gateway.machine(text) for _ in range(3))
     first.join(MACHINE)
     second.join(MACHINE)
     with pytest.raises(Conflict, match="2 machines have joined with the token ann"):
         third.join(MACHINE)
     # another user's limit is another one
-    gateway.machine(token(gateway, "bob", max_machines=1)).join(MACHINE)
+    gateway.machine(gateway.token("bob", max_machines=1)).join(MACHINE)
     second.leave()
     third.join(MACHINE)
 
 
 def test_a_pool_without_room_refuses(gateway: RunningGateway) -> None:
-    row = {"position": 0, "provider": "join", "capacity": 1, "machines": 1}
-    gateway.api.control.publish({}, {"volunteers": row})
+    gateway.publish_pool(capacity=1, machines=1)
     with pytest.raises(Conflict, match="pool volunteers has 1 machines, which is its limit"):
-        gateway.machine(token(gateway, "ann")).join(MACHINE)
+        gateway.machine(gateway.token("ann")).join(MACHINE)
 
 
 @pytest.mark.parametrize("pool", ["gone", "cloud"])
 def test_a_pool_that_takes_no_machines_is_refused(gateway: RunningGateway, pool: str) -> None:
     cloud, gone = {"position": 0, "provider": "aws"}, {"position": 1, "provider": "join"}
     gateway.api.control.publish({}, {"cloud": cloud, "gone": gone})
-    text = token(gateway, "ann", pool=pool)
+    text = gateway.token("ann", pool=pool)
     gateway.api.control.publish({}, {"cloud": cloud})
     with pytest.raises(Conflict, match=f"no machine can join pool {pool}"):
         gateway.machine(text).join(MACHINE)
@@ -261,11 +250,11 @@ def test_ordered_machines_join_under_their_name_and_in_their_pool_only(
     rows = {name: {"position": 0, "provider": "slurm"} for name in ("hpc", "other")}
     volunteers = {"position": 0, "provider": "join"}
     gateway.api.control.publish({}, {**rows, "volunteers": volunteers})
-    hpc = token(gateway, "ann", pool="hpc", max_machines=1)
+    hpc = gateway.token("ann", pool="hpc", max_machines=1)
     ordered = MACHINE.model_copy(update={"machine": "join-hpc-17-0"})
     for text, machine in (
-        (token(gateway, "eve", pool="other"), ordered),
-        (token(gateway, "bob"), ordered),
+        (gateway.token("eve", pool="other"), ordered),
+        (gateway.token("bob"), ordered),
         (hpc, MACHINE),
         (hpc, MACHINE.model_copy(update={"machine": "join-ann-1a2b3c4d"})),
     ):
@@ -286,31 +275,33 @@ def test_ordered_machines_join_under_their_name_and_in_their_pool_only(
 def test_a_token_needs_a_pool_to_join_and_no_other_one_has_it(gateway: RunningGateway) -> None:
     for scope, pool in (("join", None), ("read", "volunteers")):
         with pytest.raises(VcasgdError, match="pool: required with scope join"):
-            token(gateway, "ann", scope, pool=pool)
+            gateway.token("ann", scope, pool=pool)
+
+
+def requests_of(machine: str) -> list[tuple[str, str]]:
+    """Return the method and path of each request that a machine makes."""
+    own = f"machines/{machine}"
+    return [("POST", f"{own}/report"), ("GET", f"{own}/packages/{'0' * 64}"), ("DELETE", own)]
 
 
 def test_machines_of_others_are_out_of_reach(gateway: RunningGateway) -> None:
-    ann, eve = gateway.machine(token(gateway, "ann")), token(gateway, "eve")
+    ann, eve = gateway.machine(gateway.token("ann")), gateway.token("eve")
     machine = ann.join(MACHINE).machine
     transport = gateway.transport(eve)
-    for method, path in (
-        ("POST", f"machines/{machine}/report"),
-        ("GET", f"machines/{machine}/packages/{'0' * 64}"),
-        ("DELETE", f"machines/{machine}"),
-    ):
+    for request in requests_of(machine):
         with pytest.raises(NotFound, match=f"no machine {machine} has joined"):
-            transport.call(method, path, json={} if method == "POST" else None)
+            transport.call(*request, json={})
 
     # Then also a later token of the same name doesn't have them
     with gateway.api.client() as client:
         client.revoke_token("ann")
     with pytest.raises(NotFound):
-        gateway.transport(token(gateway, "ann")).call("DELETE", f"machines/{machine}")
+        gateway.transport(gateway.token("ann")).call("DELETE", f"machines/{machine}")
 
 
 def test_a_token_alone_does_not_act_for_its_machines(gateway: RunningGateway) -> None:
     """The machines of a pool share the token, which the code of a job may find."""
-    text = token(gateway, "ann")
+    text = gateway.token("ann")
     machine = gateway.machine(text, SECRET)
     name = machine.join(MACHINE).machine
     order = WorkerOrder(worker=f"job.{name}", job="job", start="1", env={"VCASGD_LEDGER_URL": "s"})
@@ -321,20 +312,16 @@ def test_a_token_alone_does_not_act_for_its_machines(gateway: RunningGateway) ->
 
     for secret in ("", "x" * 40, machines.get(name).secret):
         thief = gateway.transport(text, secret)
-        for method, path in (
-            ("POST", f"machines/{name}/report"),
-            ("GET", f"machines/{name}/packages/{'0' * 64}"),
-            ("DELETE", f"machines/{name}"),
-        ):
+        for request in requests_of(name):
             with pytest.raises(NotFound, match=f"no machine {name} has joined with this token"):
-                thief.call(method, path, json={} if method == "POST" else None)
+                thief.call(*request, json={})
     machine.report(ReportBody())
     assert machines.orders_of(name) == [order]
 
 
 def test_a_machine_needs_a_secret_that_can_not_be_guessed(gateway: RunningGateway) -> None:
     with pytest.raises(SpecError, match="X-Vcasgd-Machine: shorter than 32 characters"):
-        gateway.machine(token(gateway, "ann"), "short").join(MACHINE)
+        gateway.machine(gateway.token("ann"), "short").join(MACHINE)
 
 
 def test_a_machine_gets_the_code_and_the_orders_of_its_own_jobs_only(
@@ -343,7 +330,7 @@ def test_a_machine_gets_the_code_and_the_orders_of_its_own_jobs_only(
     package, other = zipped(), zipped()
     with gateway.api.client() as client:
         job, foreign = client.submit(spec(), package), client.submit(spec(name="other"), other)
-    ann, bob = (gateway.machine(token(gateway, name)) for name in ("ann", "bob"))
+    ann, bob = (gateway.machine(gateway.token(name)) for name in ("ann", "bob"))
     machine = ann.join(MACHINE).machine
     bob.join(MACHINE)
     order = WorkerOrder(
@@ -355,7 +342,7 @@ def test_a_machine_gets_the_code_and_the_orders_of_its_own_jobs_only(
     (view,) = ann.report(ReportBody(workers=runs)).orders
     assert (view.job, view.env) == (job.id, {"VCASGD_LEDGER_URL": "s"})
     assert bob.report(ReportBody()).orders == []
-    api = gateway.transport(token(gateway, "carl"))
+    api = gateway.transport(gateway.token("carl"))
     with pytest.raises(NotFound):
         api.call("GET", f"machines/{machine}/packages/{view.package}")
     with pytest.raises(Forbidden):
@@ -391,7 +378,7 @@ def replaced(gateway: RunningGateway) -> Iterator[Callable[[bytes, bytes], None]
 def test_a_new_certificate_closes_no_connection(
     gateway: RunningGateway, replaced: Callable[[bytes, bytes], None]
 ) -> None:
-    with gateway.connection("ledger", token(gateway, "ann")) as (server, _):
+    with gateway.connection("ledger", gateway.token("ann")) as (server, _):
         certificate, key = self_signed("renewed")
         replaced(certificate, key)
         await_truth(lambda: gateway.served() == pin_of(certificate.decode()))

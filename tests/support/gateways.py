@@ -10,16 +10,20 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
+import vcasgd
 from support.api_harness import Api
-from support.harness import ForkedProcess
+from support.harness import ForkedProcess, RedisServer
 from support.ports import free_port, listens
 from support.waiting import PATIENCE, await_truth
 from vcasgd.agent.connection import AgentConnection, GatewayAddress, JoinToken
 from vcasgd.client.transport import Transport
 from vcasgd.gateway.relay import ensure_certificate, first_line, pin_of
 from vcasgd.limits import GATEWAY_HANDSHAKE_TIMEOUT
-from vcasgd.schemas.joining import MACHINE_SECRET
+from vcasgd.schemas.joining import MACHINE_SECRET, JoinRequest
+
+MACHINE = JoinRequest(version=vcasgd.__version__, host="laptop", cpus=2.0, memory_mb=8000)
 
 
 @dataclass
@@ -43,6 +47,17 @@ class RunningGateway:
 
     def address(self) -> GatewayAddress:
         return GatewayAddress.of(self.url, self.pin)
+
+    def publish_pool(self, **fields: Any) -> None:
+        """Publish the pool of volunteers as the controller does."""
+        row = {"position": 0, "provider": "join", "spot": True, "labels": [], "capacity": None}
+        self.api.control.publish({}, {"volunteers": {**row, **fields}})
+
+    def token(self, name: str, scope: str = "join", **options: Any) -> str:
+        """Return a new token, by default for joining the pool of volunteers."""
+        pool = "volunteers" if scope == "join" else None
+        with self.api.client() as client:
+            return client.create_token(name, scope, **{"pool": pool, **options}).token
 
     def transport(self, token: str, secret: str = "") -> Transport:
         """Return a client with a token, and the secret of a machine."""
@@ -93,31 +108,32 @@ class RunningGateway:
 
 
 @contextlib.contextmanager
-def gateway_of(home: Path, api: Api, **more: str) -> Iterator[RunningGateway]:
-    """Restart an API with a socket for a gateway, and run one, with ``more`` settings."""
+def running_gateway(home: Path, **more: str) -> Iterator[RunningGateway]:
+    """Run a ledger, an API with a socket for a gateway, and the gateway, with ``more`` settings."""
     certificate, key = home / "gateway" / "certificate.pem", home / "gateway" / "key.pem"
     pin, port = ensure_certificate(certificate, key), free_port()
-    behind = {
-        "VCASGD_API_SOCKET": str(home / "api.sock"),
-        "VCASGD_JOIN_PIN": pin,
-        "VCASGD_JOIN_URL": f"https://127.0.0.1:{port}",
-        # it stands for the tensors server, too
-        "VCASGD_TENSORS_URL": api.ledger.files.url,
-        **more,
-    }
-    api.end()
-    api.process = api.launch(**behind)
-    env = {
-        **api.env,
-        **behind,
-        "VCASGD_JOIN_PORT": str(port),
-        "VCASGD_JOIN_HOST": "127.0.0.1",
-        "VCASGD_JOIN_CERTIFICATE": str(certificate),
-        "VCASGD_JOIN_KEY": str(key),
-    }
-    gateway = ForkedProcess("vcasgd.gateway.main:main", [], home / "gateway.log", env)
-    try:
-        await_truth(lambda: listens(port) and listens(api.port))
+    with contextlib.ExitStack() as stack:
+        ledger = RedisServer(home / "ledger", durable=True)
+        stack.callback(ledger.end)
+        behind = {
+            "VCASGD_API_SOCKET": str(home / "api.sock"),
+            "VCASGD_JOIN_PIN": pin,
+            "VCASGD_JOIN_URL": f"https://127.0.0.1:{port}",
+            # it stands for the tensors server, too
+            "VCASGD_TENSORS_URL": ledger.files.url,
+            **more,
+        }
+        api = Api(home, ledger).start(**behind)
+        stack.callback(lambda: api.end())
+        env = {
+            **api.env,
+            **behind,
+            "VCASGD_JOIN_PORT": str(port),
+            "VCASGD_JOIN_HOST": "127.0.0.1",
+            "VCASGD_JOIN_CERTIFICATE": str(certificate),
+            "VCASGD_JOIN_KEY": str(key),
+        }
+        gateway = ForkedProcess("vcasgd.gateway.main:main", [], home / "gateway.log", env)
+        stack.callback(gateway.end)
+        await_truth(lambda: listens(port))
         yield RunningGateway(api, port, pin, behind, gateway, certificate, key)
-    finally:
-        gateway.end()
