@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis.stateful import run_state_machine_as_test
-from support.faulty_servers import faulty_servers
-from support.histories import REPLACED, History
+from support.histories import REPLACED, History, faulty_servers
 from support.servers import KINDS
 
 from vcasgd.parameter_server import shard
@@ -35,7 +34,7 @@ def test_any_history(kind: str, tmp_path: Path) -> None:
         run_state_machine_as_test(
             History,
             settings=settings(
-                max_examples=15,
+                max_examples=settings.default.max_examples // 3,
                 stateful_step_count=30,
                 deadline=None,
                 suppress_health_check=list(HealthCheck),
