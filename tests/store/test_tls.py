@@ -14,7 +14,7 @@ from support.servers import TlsServer, running_server
 from support.waiting import PATIENCE
 
 from vcasgd.errors import StoreDenied, StoreError, StoreUnavailable
-from vcasgd.store.connection import check_server, connect, without_secret
+from vcasgd.store.connection import check_server, connect
 from vcasgd.store.sentinel import ServerAddress, address_of
 
 
@@ -37,14 +37,6 @@ def failure(url: str, answer_seconds: float = PATIENCE) -> StoreError:
         check_server(client, "ledger")
     client.close()
     return caught.value
-
-
-def test_a_server_whose_authority_is_named_is_trusted(tls: TlsServer) -> None:
-    client = connect(tls.url(ssl_ca_certs=tls.authority))
-
-    check_server(client, "ledger")
-
-    client.close()
 
 
 @pytest.mark.parametrize(
@@ -71,19 +63,12 @@ def test_a_failed_handshake_is_explained(
     remedy: str,
 ) -> None:
     # A server without TLS doesn't answer what is no command.
-    error = failure(url(tls), PATIENCE if kind is StoreDenied else 5.0)
+    error = failure(url(tls), PATIENCE if kind is StoreDenied else 2.0)
 
     assert type(error) is kind
     assert message in error.message
     assert remedy in str(error.remedy)
     assert "secret" not in str(error)
-
-
-def test_the_comparison_of_the_host_can_be_turned_off(tls: TlsServer) -> None:
-    client = connect(tls.url("localhost", ssl_ca_certs=tls.authority, ssl_check_hostname="false"))
-
-    assert client.ping()
-    client.close()
 
 
 def test_a_server_that_wants_a_certificate_gets_it(tls: TlsServer) -> None:
@@ -117,12 +102,6 @@ def test_a_file_that_is_not_there_is_named_at_once(
 
     assert option in caught.value.message
     assert "secret" not in str(caught.value)
-
-
-def test_the_password_of_a_key_is_not_shown() -> None:
-    shown = without_secret("rediss://:a@host/0?ssl_keyfile=/k.pem&ssl_password=b")
-
-    assert shown == "rediss://host/0?ssl_keyfile=%2Fk.pem"
 
 
 # --- addresses for connections that only pass bytes on -----------------------------------------
