@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, example, given, settings
-from hypothesis import strategies as st
-from support.world import World, blocks_of
+from support.world import RESULT, World, blocks_of, lease_of
 
 from vcasgd.errors import Fenced
-from vcasgd.learning.applied_record import AppliedRecord
 from vcasgd.store.connection import RedisClient
 from vcasgd.store.ledger.leases import Evaluations, Lease, Leases
 from vcasgd.store.ledger.servers import Accounts
@@ -52,8 +47,7 @@ class TestAccount:
         assert not partition.done, "they are in `finished` now"
         assert sorted(partition.leased) == [3, 4, 5]
         assert world.jobs.get(world.job).finished_epochs == 1
-        evaluation = world.leases("b").acquire()
-        assert isinstance(evaluation, Lease)
+        evaluation = lease_of(world.leases("b").acquire())
         assert evaluation.piece == "evaluate:1"
 
         # a repeated report while the evaluation is leased does not open it again
@@ -99,9 +93,7 @@ class TestReconcile:
         lease_all(world.leases("a"))
         world.accounts.account(1, 6, 2, "{}", [0, 1, 2, 3, 4, 5])
         for lease in lease_all(world.leases("a")):
-            world.leases("a").report_evaluation(
-                lease, {"version": 1, "metrics": {}, "worker": "a", "seconds": 0.0, "at": 0.0}
-            )
+            world.leases("a").report_evaluation(lease, RESULT)
 
         world.accounts.reconcile(2, 3, 1, "{}", blocks_of())
 
@@ -123,76 +115,13 @@ class TestReconcile:
         self, ledger: RedisClient, tensors: RedisClient, tmp_path: Path
     ) -> None:
         world = World(ledger, tensors, tmp_path, running=False, subtasks_per_epoch=None)
-        lease = world.leases("a").acquire()
-        assert isinstance(lease, Lease)
+        lease = lease_of(world.leases("a").acquire())
         world.leases("a").report_facts(lease, world.facts().to_dict())
 
         world.accounts.reconcile(1, 0, 0, "{}", blocks_of(), initialise=True)
         assert world.accounts.account(1, 0, 0, "{}", [])
 
         assert [each.piece for each in lease_all(world.leases("b"))] == ["initialise:0"]
-
-
-# --- any history ------------------------------------------------------------------------------
-
-EPOCHS, WIDTH = 3, 3
-subtask_sets = st.sets(st.integers(0, EPOCHS * WIDTH - 1))
-
-
-@pytest.fixture
-def one_world(ledger: RedisClient, tensors: RedisClient, tmp_path: Path) -> Callable[[], World]:
-    return lambda: World(
-        ledger, tensors, tmp_path, epochs=EPOCHS, subtasks_per_epoch=WIDTH, max_epoch_lead=2
-    )
-
-
-@settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
-@given(
-    leased=st.integers(0, EPOCHS * WIDTH),
-    reported=subtask_sets,
-    released=subtask_sets,
-    stored=subtask_sets,
-    partly=subtask_sets,
-)
-@example(leased=9, reported=set(range(9)), released=set(), stored=set(), partly=set())
-@example(leased=0, reported=set(), released=set(), stored=set(range(9)), partly=set())
-def test_after_reconciliation_each_subtask_is_in_exactly_one_state(
-    one_world: Callable[[], World],
-    leased: int,
-    reported: set[int],
-    released: set[int],
-    stored: set[int],
-    partly: set[int],
-) -> None:
-    """For all reports to the ledger and all remaining snapshots."""
-    world = one_world()
-    leases = world.leases("a")
-    held = [
-        lease for lease in (leases.acquire() for _ in range(leased)) if isinstance(lease, Lease)
-    ]
-    before = record_of(world, reported & {lease.number for lease in held}, set())
-    done = sorted(reported & {lease.number for lease in held})
-    world.accounts.account(1, 5, before.finished_epochs, "{}", done)
-    world.partition().assert_whole()
-    for lease in held:
-        if lease.number in released:
-            leases.release(lease)
-    world.partition().assert_whole()
-    record = record_of(world, stored, partly - stored)
-
-    world.accounts.reconcile(2, 4, record.finished_epochs, json.dumps({}), record.done.blocks)
-
-    partition = world.partition()
-    partition.assert_whole()
-    assert sorted(partition.done) == list(record.done)
-    assert not (partition.open + partition.leased).keys() & set(record.done)
-    opened = {each.piece for each in lease_all(world.leases("b")) if each.kind == "evaluate"}
-    assert opened == {f"evaluate:{epoch + 1}" for epoch in range(record.finished_epochs)}
-
-
-def record_of(world: World, done: set[int], partly: set[int]) -> AppliedRecord:
-    positions = {each: world.plan.size(each) for each in done} | dict.fromkeys(partly, 1)
-    return AppliedRecord(world.plan, 0, positions)
 
 
 class TestPointsBySamples:
@@ -214,8 +143,7 @@ class TestPointsBySamples:
         world.accounts.account(1, 2, 0, "{}", [0], samples=11, point=10)
         assert self.evaluations(world) == [10]
 
-        lease = world.leases("a").acquire()
-        assert isinstance(lease, Lease)
+        lease = lease_of(world.leases("a").acquire())
         assert lease.piece == "evaluate:10"
         world.accounts.account(1, 3, 0, "{}", [], samples=12, point=10)
         assert self.evaluations(world) == [10]
@@ -228,8 +156,7 @@ class TestPointsBySamples:
         world = by_samples
         for version, point in ((1, 5), (2, 10)):
             world.accounts.account(1, version, 0, "{}", [], samples=point + 1, point=point)
-            lease = world.leases("a").acquire()
-            assert isinstance(lease, Lease)
+            lease = lease_of(world.leases("a").acquire())
             assert world.leases("a").report_evaluation(lease, RESULT)
         world.accounts.account(1, 3, 0, "{}", [], samples=15, point=15)
 
@@ -252,6 +179,3 @@ class TestPointsBySamples:
 
         second.reconcile(2, 1, 0, "{}", blocks_of(), samples=7, point=5)
         assert self.evaluations(world) == [5]
-
-
-RESULT = {"version": 3, "metrics": {"accuracy": 0.5}, "worker": "a", "seconds": 1.0, "at": 2.0}

@@ -1,4 +1,4 @@
-"""The ledger's view of a job with several shards: work is done once all shards have it."""
+"""The ledger's view of a job with one or several shards: work is done once all shards have it."""
 
 from __future__ import annotations
 
@@ -15,14 +15,15 @@ from vcasgd.errors import Fenced
 from vcasgd.learning.applied_record import AppliedRecord
 from vcasgd.store.connection import RedisClient
 from vcasgd.store.ledger.job import combined_totals
+from vcasgd.store.ledger.leases import Lease
 from vcasgd.store.ledger.servers import Accounts
 
 SHARDS = 3
 EPOCHS, WIDTH = 3, 3
 
 
-def accounts_of(world: World) -> list[Accounts]:
-    return [Accounts(world.ledger, world.job, shard, SHARDS) for shard in range(SHARDS)]
+def accounts_of(world: World, shards: int = SHARDS) -> list[Accounts]:
+    return [Accounts(world.ledger, world.job, shard, shards) for shard in range(shards)]
 
 
 def test_each_shard_has_its_own_fence(world: World) -> None:
@@ -38,7 +39,7 @@ def test_each_shard_has_its_own_fence(world: World) -> None:
 @st.composite
 def histories(draw: st.DrawFn) -> list[tuple[str, int, int]]:
     """Generate events: kind, shard, and subtasks as bits."""
-    kinds = st.sampled_from(["apply", "apply", "apply", "back", "lease", "again"])
+    kinds = st.sampled_from(["apply", "apply", "apply", "back", "lease", "release", "again"])
     bits = st.integers(0, 2 ** (EPOCHS * WIDTH) - 1)
     return draw(st.lists(st.tuples(kinds, st.integers(0, SHARDS - 1), bits), max_size=15))
 
@@ -46,13 +47,15 @@ def histories(draw: st.DrawFn) -> list[tuple[str, int, int]]:
 class Shards:
     """Shards with their true records, reports to the ledger, and the invariants."""
 
-    def __init__(self, world: World) -> None:
+    def __init__(self, world: World, shards: int) -> None:
         self.world = world
-        self.accounts = accounts_of(world)
-        self.done: list[set[int]] = [set() for _ in range(SHARDS)]
-        self.tokens = [1] * SHARDS
-        self.versions = [0] * SHARDS
-        self.last: list[list[int]] = [[] for _ in range(SHARDS)]
+        self.leases = world.leases("a")
+        self.held: list[Lease] = []
+        self.accounts = accounts_of(world, shards)
+        self.done: list[set[int]] = [set() for _ in range(shards)]
+        self.tokens = [1] * shards
+        self.versions = [0] * shards
+        self.last: list[list[int]] = [[] for _ in range(shards)]
 
     def record(self, shard: int) -> AppliedRecord:
         plan = self.world.plan
@@ -72,8 +75,11 @@ class Shards:
             self.tokens[shard] += 1
             self.versions[shard] = len(self.done[shard])
             self._reconcile(shard)
-        else:
-            self.world.leases("a").acquire()
+        elif kind == "lease":
+            answer = self.leases.acquire()
+            self.held += [answer] if isinstance(answer, Lease) else []
+        elif self.held:
+            self.leases.release(self.held.pop(0))
 
     def _account(self, shard: int) -> None:
         record = self.record(shard)
@@ -87,7 +93,7 @@ class Shards:
 
     def check(self) -> None:
         partition, job = self.world.partition(), self.world.jobs.get(self.world.job)
-        finished = min(self.record(shard).finished_epochs for shard in range(SHARDS))
+        finished = min(self.record(shard).finished_epochs for shard in range(len(self.done)))
         everywhere = set.intersection(*self.done)
         assert job.finished_epochs == finished
         assert set(partition.done) == {each for each in everywhere if each >= finished * WIDTH}
@@ -99,24 +105,28 @@ class Shards:
 
 
 @pytest.fixture
-def make_shards(ledger: RedisClient, tensors: RedisClient, tmp_path: Path) -> Callable[[], Shards]:
+def make_shards(
+    ledger: RedisClient, tensors: RedisClient, tmp_path: Path
+) -> Callable[[int], Shards]:
     options = {"epochs": EPOCHS, "subtasks_per_epoch": WIDTH, "max_epoch_lead": 2}
-    return lambda: Shards(World(ledger, tensors, tmp_path, **options))
+    return lambda shards: Shards(World(ledger, tensors, tmp_path, **options), shards)
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
+@pytest.mark.parametrize("shards", [1, SHARDS])
+@settings(deadline=None, suppress_health_check=list(HealthCheck))
 @given(history=histories())
 # An epoch that the shards finish one after the other, and that one of them lost again.
 @example(history=[*(("apply", shard, 0b101) for shard in range(SHARDS)), ("apply", 0, 0b010),
                   ("lease", 0, 0), ("apply", 1, 0b010), ("apply", 2, 0b010)])  # fmt: skip
 @example(history=[*(("apply", shard, 0b111) for shard in range(SHARDS)), ("back", 1, 0b100)])
 def test_any_history(
-    make_shards: Callable[[], Shards], history: list[tuple[str, int, int]]
+    make_shards: Callable[[int], Shards], shards: int, history: list[tuple[str, int, int]]
 ) -> None:
     """For all updates, losses, and repeated reports, the work done is that of all shards."""
-    state = make_shards()
+    state = make_shards(shards)
     for kind, shard, bits in history:
-        state.apply(kind, shard, {each for each in range(EPOCHS * WIDTH) if bits >> each & 1})
+        subtasks = {each for each in range(EPOCHS * WIDTH) if bits >> each & 1}
+        state.apply(kind, shard % shards, subtasks)
         state.world.partition().assert_whole()
     state.check()
 
