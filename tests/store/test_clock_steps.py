@@ -8,7 +8,7 @@ import pytest
 from support.clocks import SteppingServer
 from support.servers import url_of
 from support.waiting import await_truth
-from support.world import World
+from support.world import World, lease_of
 
 from vcasgd.store.connection import RedisClient, connect
 from vcasgd.store.ledger.control import Control
@@ -58,11 +58,9 @@ def test_a_dead_workers_lease_ends_and_a_live_ones_does_not(
         held.append(lease)
     slow.release(held.pop())
     assert held
-    lost = dead.acquire()
-    assert isinstance(lost, Lease)
+    lost = lease_of(dead.acquire())
     before = seconds_of(world.ledger)
 
-    # When the ledger's clock is set back
     clock.set_clock(-HOUR)
     assert seconds_of(world.ledger) < before
 

@@ -12,18 +12,21 @@ import pytest
 import torch
 from support.harness import RedisServer
 from support.servers import Fault, Moment, through_proxy
-from support.world import World, blocks_of
+from support.world import World, blocks_of, lease_of
 
 from vcasgd.errors import StoreUnavailable
 from vcasgd.learning.applied_record import BLOCK, SubtaskSet
 from vcasgd.store.connection import RedisClient
 from vcasgd.store.ledger import servers as servers_module
 from vcasgd.store.ledger.job import JobState
-from vcasgd.store.ledger.leases import Lease
 from vcasgd.store.ledger.subtasks import read_subtasks
 from vcasgd.store.tensors.snapshot import Record
 
 MILLION = 1_000_000
+#: What fails after its execution is harder to tell from what failed before it.
+MOMENTS = pytest.mark.parametrize(
+    "moment", ["after", pytest.param("before", marks=pytest.mark.extended)]
+)
 #: Updates whose median time counts, and how much slower it may be; other programs cause as much.
 UPDATES, MAX_SLOWER = 15, 5
 #: Subtasks of an epoch in three blocks, the last of which the next epoch shares.
@@ -54,8 +57,7 @@ def nearly_done(ledger: RedisClient, tensors: RedisClient, tmp_path: Path) -> Ma
         world = World(
             ledger, tensors, tmp_path, samples=width, running=False, subtasks_per_epoch=width
         )
-        lease = world.leases("first").acquire()
-        assert isinstance(lease, Lease)
+        lease = lease_of(world.leases("first").acquire())
         record = Record(0, {}, blocks_without(missing, width))
         assert world.snapshots.install(
             0, world.first_meta(), record, torch.zeros(world.layout.floats)
@@ -78,8 +80,7 @@ def train(world: World, number: int) -> list[int]:
     """Lease and push subtasks as workers do, and return them."""
     pushed = []
     while len(pushed) < number:
-        lease = world.leases("w").acquire()
-        assert isinstance(lease, Lease)
+        lease = lease_of(world.leases("w").acquire())
         if lease.kind == "evaluate":
             continue
         size, epoch = world.plan.size(lease.number), world.plan.epoch_of(lease.number)
@@ -93,8 +94,7 @@ def train(world: World, number: int) -> list[int]:
 def test_an_epoch_of_many_subtasks_ends(nearly_done: MakeWorld, width: int) -> None:
     missing = [5, BLOCK, width // 2, width - 1]
     world = nearly_done(width, missing)
-    shard = world.shard()
-    shard.turn()
+    shard = world.started_shard()
 
     # Only what the record lacks is leased, and then the next epoch
     assert train(world, 4) == missing
@@ -138,7 +138,7 @@ def test_an_update_costs_the_same_in_an_epoch_of_many_subtasks(nearly_done: Make
     assert seconds(100_000) < MAX_SLOWER * seconds(1000)
 
 
-@pytest.mark.parametrize("moment", ["before", "after"])
+@MOMENTS
 def test_a_server_that_dies_between_the_parts_of_its_record(
     nearly_done: MakeWorld,
     proxied_ledger: Callable[[Fault], RedisClient],
@@ -164,7 +164,7 @@ def test_a_server_that_dies_between_the_parts_of_its_record(
     assert fired >= 4, "fewer faults than parts"
 
 
-@pytest.mark.parametrize("moment", ["before", "after"])
+@MOMENTS
 def test_a_report_that_is_interrupted_between_its_parts(
     nearly_done: MakeWorld,
     proxied_ledger: Callable[[Fault], RedisClient],
@@ -178,8 +178,7 @@ def test_a_report_that_is_interrupted_between_its_parts(
         for at in range(1, 100):
             fault = Fault(at, moment)
             world = nearly_done(WIDTH, MISSING)
-            shard = world.shard(ledger=proxied_ledger(fault))
-            shard.turn()
+            shard = world.started_shard(ledger=proxied_ledger(fault))
             train(world, 4)
             fault.arm()
             try:

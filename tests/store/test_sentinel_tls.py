@@ -165,11 +165,9 @@ def test_the_address_for_those_who_know_no_sentinel(service: Service) -> None:
 
 
 def test_a_failover(service: Service) -> None:
-    # Given a client that writes to the primary
     client = connect(service.trusting)
     await_truth(lambda: client.set("before", 1) and client.replicated)
 
-    # When it dies
     service.servers[0].kill()
     service.fail_over_soon()
 
