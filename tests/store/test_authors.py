@@ -20,9 +20,7 @@ SECRET = "only the platform knows"
 
 @pytest.fixture
 def shard(world: World) -> Shard:
-    shard = world.shard(token=2, job_secret=SECRET)
-    shard.turn()
-    return shard
+    return world.started_shard(token=2, job_secret=SECRET)
 
 
 def signed(world: World, worker: str, number: int, **changes: Any) -> tuple[Header, memoryview]:

@@ -15,7 +15,6 @@ from support.shard_links import flush, link_of, settle, submit
 from support.world import HonestWorker, MakeWorld, World, run_to_end
 
 from vcasgd.errors import Fenced, StoreUnavailable
-from vcasgd.parameter_server.shard import Shard
 from vcasgd.store.connection import RedisClient
 from vcasgd.worker.shard_link import ShardLink
 
@@ -50,19 +49,18 @@ def push(world: World, client: ShardLink, subtask: int, start: int, stop: int) -
 class TestTheParameterServerIsAhead:
     def test_it_publishes_what_it_has_over_the_older_state(self, world: World) -> None:
         shard = world.shard()
-        world.push(0, 0, 2)
-        shard.turn()
+        world.apply(shard, 0, 0, 2)
         past = remember(world.tensors)
         world.push(0, 2, 4)
-        world.push(1, 0, 4)
-        shard.turn()
+        world.apply(shard, 1, 0, 4)
 
         go_back(world.tensors, past)
         shard.turn()
 
         assert world.positions() == {0: 4, 1: 4}
         world.assert_exact()
-        (event,) = run_on(world, shard).events("republished")
+        shard.turn()
+        (event,) = world.events("republished")
         assert event["text"] == (
             "the tensors server came back with version 1; version 3 was published again"
         )
@@ -83,22 +81,7 @@ class TestTheParameterServerIsAhead:
         world.assert_exact()
         assert world.reader.waiting() == 0
         assert world.jobs.workers.quarantined(world.job) == {}
-        assert not [key for key in world.tensor_keys() if key.startswith("u:")]
-
-    def test_what_was_pushed_and_is_gone_is_pushed_again(self, world: World) -> None:
-        shard = world.shard()
-        worker = HonestWorker(world, "a")
-        shard.turn()
-        past = remember(world.tensors)
-        worker.step()
-        assert worker.unapplied
-        go_back(world.tensors, past)
-
-        run_to_end(world, [worker], shard.turn)
-
-        world.assert_exact()
-        assert "lost" in worker.settled
-        assert world.rejected() == {}
+        assert not world.tensor_keys("u:")
 
     def test_pins_that_came_back_are_kept_and_the_others_can_be_wanted_again(
         self, world: World
@@ -107,8 +90,7 @@ class TestTheParameterServerIsAhead:
         world.snapshots.request_pin("old")
         shard.turn()
         past = remember(world.tensors)
-        world.push(0, 0, 2)
-        shard.turn()
+        world.apply(shard, 0, 0, 2)
         world.snapshots.request_pin("new")
         shard.turn()
 
@@ -122,78 +104,67 @@ class TestTheParameterServerIsAhead:
         assert world.snapshots.fetch_pinned("new")[0].meta.version == 1
 
     def test_nothing_of_the_lost_history_is_left_behind(self, world: World) -> None:
-        shard = world.shard()
-        shard.turn()
+        shard = world.started_shard()
         past = remember(world.tensors)
         for position in range(3):
-            world.push(0, position, position + 1)
-            shard.turn()
+            world.apply(shard, 0, position, position + 1)
         go_back(world.tensors, past)
 
         shard.turn()
 
-        chunks = {key for key in world.tensor_keys() if key.startswith("s:")}
+        chunks = world.tensor_keys("s:")
         assert len(chunks) == 1
         world.assert_exact()
 
 
-class TestInTheMiddleOfATurn:
-    """The server goes back between two commands of the parameter server."""
+@pytest.mark.parametrize("at", ["commit", "write"])
+def test_the_server_goes_back_in_the_middle_of_a_publication(
+    world: World, at: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shard = world.started_shard()
+    past = remember(world.tensors)
+    world.apply(shard, 0, 0, 2)
+    world.push(1, 0, 2)
+    before = getattr(shard._snapshots, at)
 
-    @pytest.mark.parametrize("at", ["commit", "write"])
-    def test_of_a_publication(self, world: World, at: str, monkeypatch: pytest.MonkeyPatch) -> None:
-        shard = world.shard()
-        shard.turn()
-        past = remember(world.tensors)
-        world.push(0, 0, 2)
-        shard.turn()
-        world.push(1, 0, 2)
-        before = getattr(shard._snapshots, at)
-
-        def go_back_first(*args: Any, **how: Any) -> None:
-            go_back(world.tensors, past)
-            before(*args, **how)
-
-        monkeypatch.setattr(shard._snapshots, at, go_back_first)
-        with pytest.raises(StoreUnavailable, match="has an older state"):
-            shard.turn()
-        monkeypatch.undo()
-        shard.turn()
-        shard.turn()
-
-        assert world.positions() == {0: 2, 1: 2}
-        world.assert_exact()
-
-
-class TestTheWorkerPushesBeforeItKnows:
-    def test_what_continues_a_forgotten_update_waits_for_it(
-        self, world: World, client: ShardLink
-    ) -> None:
-        """It is refused, because what it continues is gone; neither is trained again."""
-        shard = world.shard()
-        shard.turn()
-        past = remember(world.tensors)
-        push(world, client, 0, 0, 2)
-        push(world, client, 0, 2, 3)
-
+    def go_back_first(*args: Any, **how: Any) -> None:
         go_back(world.tensors, past)
-        push(world, client, 0, 3, 4)
+        before(*args, **how)
+
+    monkeypatch.setattr(shard._snapshots, at, go_back_first)
+    with pytest.raises(StoreUnavailable, match="has an older state"):
         shard.turn()
-        assert settle(client).rework == frozenset()
-        counts = client.counts()
-        assert (counts["unapplied"], counts["discarded"], counts["pushed_again"]) == (0, 0, 2)
-        assert world.positions() == {0: 4}
-        world.assert_exact()
+    monkeypatch.undo()
+    shard.turn()
+    shard.turn()
+
+    assert world.positions() == {0: 2, 1: 2}
+    world.assert_exact()
+
+
+def test_what_continues_a_forgotten_update_waits_for_it(world: World, client: ShardLink) -> None:
+    """It is refused, because what it continues is gone; neither is trained again."""
+    shard = world.started_shard()
+    past = remember(world.tensors)
+    push(world, client, 0, 0, 2)
+    push(world, client, 0, 2, 3)
+
+    go_back(world.tensors, past)
+    push(world, client, 0, 3, 4)
+    shard.turn()
+    assert settle(client).rework == frozenset()
+    counts = client.counts()
+    assert (counts["unapplied"], counts["discarded"], counts["pushed_again"]) == (0, 0, 2)
+    assert world.positions() == {0: 4}
+    world.assert_exact()
 
 
 class TestFences:
     def test_a_takeover_that_was_lost_is_made_good(self, world: World) -> None:
-        old = world.shard(token=1)
-        old.turn()
+        old = world.started_shard(token=1)
         past = remember(world.tensors)
         new = world.shard(token=2)
-        world.push(0, 0, 2)
-        new.turn()
+        world.apply(new, 0, 0, 2)
         new.turn()
 
         go_back(world.tensors, past)
@@ -206,11 +177,9 @@ class TestFences:
 
     def test_whoever_is_behind_gives_way_to_whoever_wrote(self, world: World) -> None:
         """The takeover was undone, and the previous server wrote first."""
-        old = world.shard(token=1)
-        old.turn()
+        old = world.started_shard(token=1)
         past = remember(world.tensors)
-        new = world.shard(token=2)
-        new.turn()
+        new = world.started_shard(token=2)
         go_back(world.tensors, past)
         world.push(0, 0, 2)
         old._reports.exchange = lambda *_, **__: None  # type: ignore[method-assign]
@@ -224,8 +193,7 @@ class TestFences:
 
 class TestAWorkerKeepsAnUpdateUntilItIsSafe:
     def test_not_only_until_it_is_applied(self, world: World, client: ShardLink) -> None:
-        shard = world.shard()
-        shard.turn()
+        shard = world.started_shard()
         push(world, client, 0, 0, 2)
         shard.turn()
         world.tensors.hset(world.keys.applied, "safe", 0)
@@ -240,8 +208,7 @@ class TestAWorkerKeepsAnUpdateUntilItIsSafe:
     def test_both_servers_went_and_the_new_one_begins_from_the_older_state(
         self, world: World, client: ShardLink
     ) -> None:
-        shard = world.shard()
-        shard.turn()
+        shard = world.started_shard()
         past = remember(world.tensors)
         push(world, client, 0, 0, 2)
         push(world, client, 1, 0, 2)
@@ -251,8 +218,7 @@ class TestAWorkerKeepsAnUpdateUntilItIsSafe:
         assert client.updates.unapplied == 2
 
         go_back(world.tensors, past)
-        successor = world.shard()
-        successor.turn()
+        successor = world.started_shard()
         settle(client)
         flush(client)
         successor.turn()
@@ -267,8 +233,7 @@ class TestAWorkerKeepsAnUpdateUntilItIsSafe:
         self, world: World, client: ShardLink
     ) -> None:
         """Version 2 of another writer is another version 2."""
-        shard = world.shard(token=1)
-        shard.turn()
+        shard = world.started_shard(token=1)
         past = remember(world.tensors)
         push(world, client, 0, 0, 2)
         shard.turn()
@@ -278,8 +243,7 @@ class TestAWorkerKeepsAnUpdateUntilItIsSafe:
         go_back(world.tensors, past)
         successor = world.shard(token=2)
         for position in range(3):
-            world.push(1, position, position + 1)
-            successor.turn()
+            world.apply(successor, 1, position, position + 1)
         world.push(0, 0, 2)  # another worker had the lease
         successor.turn()
         world.tensors.hset(world.keys.applied, "safe", 3)
@@ -291,7 +255,9 @@ class TestAWorkerKeepsAnUpdateUntilItIsSafe:
         assert client.updates.unapplied == 0
 
 
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize(
+    "seed", [*range(4), *(pytest.param(seed, marks=pytest.mark.extended) for seed in range(4, 8))]
+)
 def test_any_history_ends_exact(make_world: MakeWorld, seed: int) -> None:
     """Servers die, go back, or both, at any moment; every sample is applied exactly once."""
     world = make_world(samples=12, epochs=2, subtasks_per_epoch=3)
@@ -323,16 +289,6 @@ def test_any_history_ends_exact(make_world: MakeWorld, seed: int) -> None:
         turn()
         if chance.random() < 0.1:
             world.expire()
-    run_to_end(world, workers, lambda: settled_turn(world, shard))
+    # Leases of what went back expire in time.
+    run_to_end(world, workers, lambda: (shard.turn(), world.expire()))
     world.assert_exact()
-
-
-def settled_turn(world: World, shard: Shard) -> None:
-    """Leases of what went back expire in time."""
-    shard.turn()
-    world.expire()
-
-
-def run_on(world: World, shard: Shard) -> World:
-    shard.turn()
-    return world

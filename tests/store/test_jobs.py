@@ -15,16 +15,17 @@ from support.lines import printed
 from support.waiting import PATIENCE, await_truth
 from support.world import spec_of
 
-from vcasgd.errors import Cause, Conflict, NotFound, StoreError
+from vcasgd.errors import Cause, Conflict, NotFound
 from vcasgd.learning.evaluation import EvaluationPoints
 from vcasgd.learning.subtasks import EpochPlan
 from vcasgd.store import keys as names
 from vcasgd.store.connection import RedisClient
 from vcasgd.store.keys import LedgerKeys
 from vcasgd.store.ledger import events as history
+from vcasgd.store.ledger import jobs as jobs_module
 from vcasgd.store.ledger.control import Control
 from vcasgd.store.ledger.job import Failure, JobRecord, JobState, ModelFacts
-from vcasgd.store.ledger.jobs import FAILURES_KEPT, Jobs
+from vcasgd.store.ledger.jobs import Jobs
 from vcasgd.store.ledger.servers import NONCE_BITS, Servers
 
 PACKAGE = "a" * 64
@@ -34,6 +35,11 @@ ENDED = (JobState.SUCCEEDED, JobState.FAILED, JobState.CANCELLED)
 @pytest.fixture
 def jobs(ledger: RedisClient) -> Jobs:
     return Jobs(ledger)
+
+
+@pytest.fixture
+def job(jobs: Jobs) -> str:
+    return jobs.submit(spec_of(), PACKAGE).id
 
 
 def in_state(jobs: Jobs, state: JobState) -> str:
@@ -96,9 +102,7 @@ class TestSubmit:
 
 
 class TestTransitions:
-    def test_an_allowed_transition_records_an_event(self, jobs: Jobs) -> None:
-        job = jobs.submit(spec_of(), PACKAGE).id
-
+    def test_an_allowed_transition_records_an_event(self, jobs: Jobs, job: str) -> None:
         assert jobs.transition(
             job, JobState.RUNNING, [JobState.STARTING], why="facts are known", started_at=12.5
         )
@@ -188,69 +192,54 @@ class TestTransitions:
         assert ledger.dbsize() == 0
 
 
-class TestListing:
-    def test_jobs_that_have_ended_cost_active_ones_nothing(
-        self, jobs: Jobs, ledger: RedisClient
-    ) -> None:
-        """A list of all jobs was read in each step: 1.3 s with 2,000 of them."""
-        running = in_state(jobs, JobState.RUNNING)
+def test_jobs_that_have_ended_cost_active_ones_nothing(jobs: Jobs, ledger: RedisClient) -> None:
+    """A list of all jobs was read in each step: 1.3 s with 2,000 of them."""
+    running = in_state(jobs, JobState.RUNNING)
 
-        def cost() -> tuple[int, int]:
-            before = ledger.info("stats")
-            assert jobs.active() == [running]
-            after = ledger.info("stats")
-            name = "total_net_output_bytes"
-            return (
-                after["total_commands_processed"] - before["total_commands_processed"],
-                round((after[name] - before[name]) / 1000),
-            )
+    def cost() -> tuple[int, int]:
+        before = ledger.info("stats")
+        assert jobs.active() == [running]
+        after = ledger.info("stats")
+        name = "total_net_output_bytes"
+        return (
+            after["total_commands_processed"] - before["total_commands_processed"],
+            round((after[name] - before[name]) / 1000),
+        )
 
-        alone = cost()
-        for _ in range(200):
-            jobs.cancel(jobs.submit(spec_of(), PACKAGE).id)
+    alone = cost()
+    for _ in range(50):
+        jobs.cancel(jobs.submit(spec_of(), PACKAGE).id)
 
-        assert len(jobs.all(limit=1000)) == 201
-        assert cost() == alone
+    assert len(jobs.all(limit=1000)) == 51
+    assert cost() == alone
 
 
 class TestStreams:
-    """Events, metrics, and logs: a reader resumes at an ID."""
-
-    @pytest.fixture
-    def job(self, jobs: Jobs) -> str:
-        return jobs.submit(spec_of(), PACKAGE).id
-
-    @pytest.mark.parametrize("after", ["nonsense", "1-2-3", "-"])
-    def test_an_invalid_id_is_an_error(self, jobs: Jobs, job: str, after: str) -> None:
-        with pytest.raises(StoreError):
-            jobs.events(job, after)
-
     def test_old_entries_are_dropped(
         self, jobs: Jobs, job: str, ledger: RedisClient, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         for name in ("EVENTS_KEPT", "METRICS_KEPT", "LOG_LINES_KEPT"):
             monkeypatch.setattr(history, name, 50)
         keys = LedgerKeys(job)
-        for number in range(400):
+        for number in range(200):
             jobs.event(job, "note", str(number))
             jobs.add_metrics(job, {"number": number})
-        jobs.add_logs(job, "w", printed(map(str, range(400))))
+        jobs.add_logs(job, "w", printed(map(str, range(200))))
 
         for stream in (keys.events, keys.metrics, keys.logs):
             assert 50 <= ledger.xlen(stream) <= 150, "streams are trimmed in blocks of 100"
-        assert jobs.logs(job)[-1]["line"] == "399"
-        assert jobs.events(job, limit=1000)[-1]["text"] == "399"
+        assert jobs.logs(job)[-1]["line"] == "199"
+        assert jobs.events(job, limit=1000)[-1]["text"] == "199"
 
 
 class TestRecords:
-    @pytest.fixture
-    def job(self, jobs: Jobs) -> str:
-        return jobs.submit(spec_of(), PACKAGE).id
-
-    def test_the_newest_failures_are_kept(self, jobs: Jobs, job: str) -> None:
+    def test_the_newest_failures_are_kept(
+        self, jobs: Jobs, job: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(jobs_module, "FAILURES_KEPT", 10)
         failures = [
             Failure("w", f"train:{number}", "boom", "Traceback …", Cause.WORK)
-            for number in range(FAILURES_KEPT + 5)
+            for number in range(15)
         ]
         for failure in failures:
             jobs.report_failure(job, failure)
@@ -266,24 +255,6 @@ class TestRecords:
 
         after = jobs.get(job)
         assert (after.evictions, after.kills) == (1, 2)
-
-    def test_all_data_of_a_job_is_under_listed_keys(
-        self, jobs: Jobs, job: str, ledger: RedisClient
-    ) -> None:
-        jobs.event(job, "note", "x")
-        jobs.add_metrics(job, {})
-        jobs.add_logs(job, "w", printed(["x"]))
-        jobs.workers.drain([(job, "w")])
-        jobs.workers.quarantine(job, "w", "why")
-        jobs.report_failure(job, Failure("w", "p", "m", "t", Cause.WORK))
-        jobs.workers.record_losses([(job, "i", "killed")])
-        jobs.set_checkpoints(job, {"v1": {}})
-
-        stored = {key.decode() for key in ledger.keys(f"*job:{job}:*")}
-        listed = LedgerKeys(job).all
-        assert stored <= set(listed)
-        assert len(stored) >= 11
-        assert len(set(listed)) == len(listed)
 
 
 class TestServers:
@@ -336,13 +307,3 @@ class TestControl:
         assert [each["number"] for each in control.take_requests(2)] == [0, 1]
         assert control.take_requests() == [{"id": last, "kind": "evict", "number": 2}]
         assert control.take_requests() == []
-
-    def test_the_view_of_the_fleet_is_replaced_completely(self, ledger: RedisClient) -> None:
-        control = Control(ledger)
-        control.publish({"i-2": {}, "i-1": {"state": "up"}}, {"local": {"free": 2}})
-        assert list(control.machines()) == ["i-1", "i-2"]
-
-        control.publish({"i-3": {}}, {})
-
-        assert control.machines() == {"i-3": {}}
-        assert control.pools() == {}

@@ -6,9 +6,9 @@ import pytest
 from support.lines import printed
 from support.world import World, spec_of
 
-from vcasgd.errors import Conflict, NotFound
+from vcasgd.errors import Cause, Conflict, NotFound
 from vcasgd.store.keys import DELETED, LedgerKeys
-from vcasgd.store.ledger.job import JobState
+from vcasgd.store.ledger.job import Failure, JobState
 from vcasgd.store.ledger.retention import LATE_SECONDS, Retention
 
 
@@ -24,20 +24,23 @@ def ended(world: World) -> str:
 
 
 def test_deleted_job_leaves_nothing(world: World) -> None:
-    # Given a job that has written all kinds of things
     job, retention = world.job, Retention(world.ledger)
     world.leases("a").renew({"at": 1.0}, [])
     world.jobs.add_metrics(job, {"at": 1.0})
     world.jobs.add_logs(job, "a", printed(["line"]))
+    world.jobs.report_failure(job, Failure("a", "train:0", "boom", "", Cause.WORK))
+    world.jobs.set_checkpoints(job, {"v1": {}})
+    world.jobs.workers.drain([(job, "a")])
+    world.jobs.workers.quarantine(job, "b", "why")
+    world.jobs.workers.record_losses([(job, "i-1", "killed")])
+    assert len(keys_of(world, job)) >= 11
     with pytest.raises(Conflict, match="has not ended"):
         retention.delete(job)
     assert world.jobs.get(job).state is JobState.RUNNING
 
-    # When it is deleted after its end
     world.jobs.cancel(job)
     retention.delete(job)
 
-    # Then nothing of it is left, and it is unknown
     assert keys_of(world, job) == set()
     for call in (world.jobs.get, retention.delete):
         with pytest.raises(NotFound):

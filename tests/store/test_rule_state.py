@@ -67,8 +67,7 @@ def tensors_lost(world: World, shard: Shard) -> Shard:
 def both_lost(world: World, shard: Shard) -> Shard:
     world.checkpoint()
     world.lose_tensors()
-    again = world.shard()
-    again.turn()
+    again = world.started_shard()
     assert world.events("restored")
     return again
 
@@ -126,6 +125,6 @@ def test_nothing_of_an_older_version_stays(make_world: MakeWorld) -> None:
     for numbered in range(4):
         push(world, shard, numbered)
 
-    chunks = {key for key in world.tensor_keys() if key.startswith("s:")}
+    chunks = world.tensor_keys("s:")
 
     assert chunks == {f"s:{version}.1:{name}" for version in (3, 4) for name in ("0", "r0")}

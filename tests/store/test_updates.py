@@ -19,18 +19,11 @@ from vcasgd.store.tensors.updates import (
     PAYLOAD_SECONDS,
     PushResult,
     PushSlots,
-    UpdateReader,
     wait_for_entries,
 )
 
-pytestmark = pytest.mark.both_servers
-
 #: Values that the stack of a script has room for (LUAI_MAXCSTACK).
 MAX_UNPACKED = 8000
-
-
-def payloads(world: World) -> set[str]:
-    return {key for key in world.tensor_keys() if key.startswith("u:")}
 
 
 def interrupt_push(world: World, header: Header, payload: memoryview) -> None:
@@ -48,13 +41,10 @@ def interrupt_push(world: World, header: Header, payload: memoryview) -> None:
 
 
 class TestBegin:
-    def test_goes_on_behind_what_waits(self, world: World) -> None:
+    def test_goes_on_behind_what_waits_and_what_is_applied(self, world: World) -> None:
         world.push(0, 0, 3)
-
         assert world.sender.begin(0, 0, 4, 2) == 3
 
-    def test_goes_on_behind_what_is_applied(self, world: World) -> None:
-        world.push(0, 0, 3)
         world.shard().turn()
 
         assert world.sender.begin(0, 0, 4, 2) == 3
@@ -65,6 +55,9 @@ class TestBegin:
         world.shard().turn()
 
         assert world.sender.begin(1, 0, 4, 2) == 4
+        _, pushed = world.push(1, 0, 4)
+        assert pushed == PushResult(accepted=False, position=-1)
+        assert not world.tensor_keys("u:")
 
     def test_fences_older_leases_of_the_subtask_and_of_no_other(self, world: World) -> None:
         world.sender.begin(0, 0, 4, token=7)
@@ -74,7 +67,7 @@ class TestBegin:
         with pytest.raises(Fenced, match="subtask 0 has a newer lease"):
             world.push(0, 0, 4, token=6)
         assert world.sender.begin(1, 0, 4, token=6) == 0
-        assert not payloads(world), "the refused payload is gone"
+        assert not world.tensor_keys("u:"), "the refused payload is gone"
 
 
 class TestPush:
@@ -95,15 +88,10 @@ class TestPush:
         assert answers == [PushResult(accepted=True, position=3)] * 3
         assert world.reader.waiting() == 1
 
-    def test_the_same_update_again_after_it_was_applied_leaves_nothing(self, world: World) -> None:
-        header, payload = world.update(0, 0, 3, 1)
-        world.sender.push(header, 0, payload)
         world.shard().turn()
-
         assert world.sender.push(header, 0, payload).accepted
-
         assert world.reader.waiting() == 0
-        assert not payloads(world)
+        assert not world.tensor_keys("u:")
 
     def test_again_after_another_worker_went_on_behind_it(self, world: World) -> None:
         """The first answer was lost, then the lease; the update still waits."""
@@ -118,30 +106,20 @@ class TestPush:
         world.shard().turn()
         assert [world.fate(each) for each in (header, follower)] == ["applied"] * 2
         assert world.rejected() == {}
-        assert not payloads(world)
+        assert not world.tensor_keys("u:")
 
     @pytest.mark.parametrize(("start", "stop"), [(0, 2), (1, 4), (3, 4)])
     def test_out_of_place_it_is_refused_with_its_payload(
         self, world: World, start: int, stop: int
     ) -> None:
         world.push(0, 0, 2)
-        before = payloads(world)
+        before = world.tensor_keys("u:")
 
         _, pushed = world.push(0, start, stop)
 
         assert pushed == PushResult(accepted=False, position=2)
-        assert payloads(world) == before
+        assert world.tensor_keys("u:") == before
         assert world.reader.waiting() == 1
-
-    def test_of_a_finished_epoch_it_is_refused(self, world: World) -> None:
-        for subtask in range(3):
-            world.push(subtask, 0, 4)
-        world.shard().turn()
-
-        _, pushed = world.push(1, 0, 4)
-
-        assert pushed == PushResult(accepted=False, position=-1)
-        assert not payloads(world)
 
     @pytest.mark.parametrize("lost", ["u:", "push-slots"])
     def test_a_push_that_lost_its_payload_or_its_slot_is_tried_again(
@@ -151,7 +129,7 @@ class TestPush:
         script = world.sender._push
 
         def lose_first(**arguments: Any) -> Any:
-            found = [key for key in world.tensor_keys() if key.startswith(lost)]
+            found = world.tensor_keys(lost)
             world.tensors.delete(*(world.keys.prefix + key for key in found))
             return script(**arguments)
 
@@ -233,7 +211,7 @@ class TestPush:
         world.assert_exact()
         world.tensors.zadd(world.keys.push_slots, {lost.update: 1})
         assert PushSlots(world.tensors, world.keys).reap(chunk_count(len(payload))) == 1
-        assert not payloads(world)
+        assert not world.tensor_keys("u:")
 
     def test_a_payload_without_an_entry_vanishes_and_one_with_an_entry_stays(
         self, world: World
@@ -266,8 +244,7 @@ class TestStatus:
         assert world.sender.status([]).outcomes == []
 
     def test_the_status_after_a_commit_brings_a_small_snapshot(self, world: World) -> None:
-        shard = world.shard()
-        shard.turn()
+        shard = world.started_shard()
         header, _ = world.push(0, 0, 3)
         shard.turn()
         asked = [(0, 0, 3, header.update)]
@@ -295,39 +272,37 @@ class TestStatus:
         assert status.outcomes == []
 
 
-class TestPayload:
-    @pytest.mark.parametrize(
-        ("damage", "reason"),
-        [
-            (lambda world, key: world.tensors.delete(key), "missing"),
-            (lambda world, key: world.tensors.append(key, b"x"), "length"),
-            (lambda world, key: world.tensors.set(key, b""), "length"),
-            (lambda world, key: world.tensors.setrange(key, 5, b"\xff"), "checksum"),
-        ],
-        ids=["missing", "longer", "empty", "another byte"],
-    )
-    @pytest.mark.parametrize("chunk", [0, 1])
-    def test_damage_is_found(
-        self, world: World, damage: Callable[[World, str], object], reason: str, chunk: int
-    ) -> None:
-        payload = bytes(CHUNK_BYTES + 100)
-        header, _ = world.push(0, 0, 3, payload=payload)
-        damage(world, world.keys.payload_chunk(header.update, chunk))
+@pytest.mark.parametrize(
+    ("damage", "reason"),
+    [
+        (lambda world, key: world.tensors.delete(key), "missing"),
+        (lambda world, key: world.tensors.append(key, b"x"), "length"),
+        (lambda world, key: world.tensors.set(key, b""), "length"),
+        (lambda world, key: world.tensors.setrange(key, 5, b"\xff"), "checksum"),
+    ],
+    ids=["missing", "longer", "empty", "another byte"],
+)
+@pytest.mark.parametrize("chunk", [0, 1])
+def test_damage_of_a_payload_is_found(
+    world: World, damage: Callable[[World, str], object], reason: str, chunk: int
+) -> None:
+    payload = bytes(CHUNK_BYTES + 100)
+    header, _ = world.push(0, 0, 3, payload=payload)
+    damage(world, world.keys.payload_chunk(header.update, chunk))
 
-        with pytest.raises(InvalidUpdate) as caught:
-            world.receive(header, len(payload))
+    with pytest.raises(InvalidUpdate) as caught:
+        world.receive(header, len(payload))
 
-        assert caught.value.reason == reason
+    assert caught.value.reason == reason
 
 
-class TestReader:
-    def test_waits_for_the_first_entry(self, world: World) -> None:
-        streams = [world.keys.stream, UpdateReader(world.tensors, world.keys).stream]
-        before = world.tensors.time()
-        wait_for_entries(world.tensors, {streams[0]: "0-0"}, 0.05)
-        after = world.tensors.time()
-        assert (after[0] - before[0]) * 1e6 + after[1] - before[1] >= 50_000
+def test_a_reader_waits_for_the_first_entry(world: World) -> None:
+    stream = {world.keys.stream: "0-0"}
+    before = world.tensors.time()
+    wait_for_entries(world.tensors, stream, 0.05)
+    after = world.tensors.time()
+    assert (after[0] - before[0]) * 1e6 + after[1] - before[1] >= 50_000
 
-        world.push(0, 0, 3)
+    world.push(0, 0, 3)
 
-        wait_for_entries(world.tensors, {streams[0]: "0-0"}, 60)  # returns at once
+    wait_for_entries(world.tensors, stream, 60)  # returns at once
