@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, closing, contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,10 @@ from vcasgd.worker.update_queue import MAX_UNAPPLIED
 
 #: Updates whose steps are smaller than the model.
 COARSE = {"rule": "async-local-sgd", "eta": 1.0, "codec": "int2"}
+
+
+#: Type of the fixture ``make_pair``.
+MakePair = Callable[..., AbstractContextManager["ShardPair"]]
 
 
 class ShardPair:
@@ -111,26 +115,46 @@ class ShardPair:
 
 
 @contextmanager
+def running_stores(home: Path) -> Iterator[list[RedisServer]]:
+    """Run a ledger and two store nodes that pairs use one after the other."""
+    with ExitStack() as stack:
+        stores = []
+        for name in ("ledger", "tensors-0", "tensors-1"):
+            stores.append(RedisServer(home / name, durable=False))
+            stack.callback(stores[-1].end)
+        yield stores
+
+
+@contextmanager
 def pair_of(
-    tmp_path: Path, shards: int = 2, faults: Mapping[int, Fault] | None = None, **fields: Any
+    stores: list[RedisServer],
+    storage: Path,
+    shards: int = 2,
+    faults: Mapping[int, Fault] | None = None,
+    **fields: Any,
 ) -> Iterator[ShardPair]:
     """Yield a job; connections to a shard with a fault go through a proxy that has it."""
+    ledger, *nodes = stores[: shards + 1]
+    for store in (ledger, *nodes):
+        _empty(store)
     with ExitStack() as stack:
-        ledger = RedisServer(tmp_path / "ledger", durable=False)
-        stack.callback(ledger.end)
-        nodes, clients = [], []
-        for shard in range(shards):
-            node = RedisServer(tmp_path / f"tensors-{shard}", durable=False)
-            stack.callback(node.end)
+        clients = []
+        for shard, node in enumerate(nodes):
             fault = (faults or {}).get(shard)
-            client = stack.enter_context(
-                closing(node.client()) if fault is None else through_proxy(node, 0, fault)
-            )
-            nodes.append(node)
-            clients.append(client)
-        pair = ShardPair(ledger, nodes, tmp_path / "storage", clients, **fields)
+            client = closing(node.client()) if fault is None else through_proxy(node, 0, fault)
+            clients.append(stack.enter_context(client))
+        pair = ShardPair(ledger, nodes, storage, clients, **fields)
         stack.callback(lambda: pair.exchange.close())
         yield pair
+
+
+def _empty(store: RedisServer) -> None:
+    """Bring a server to its first state, also if a test has killed or suspended it."""
+    if store.process.alive:
+        store.process.thaw()
+    else:
+        store.start()
+    store.connection.flushall()
 
 
 def flush(pair: ShardPair) -> None:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
-from support.shard_pair import ShardPair, pair_of
+from support.harness import RedisServer
+from support.shard_pair import MakePair, ShardPair, pair_of, running_stores
 from support.waiting import PATIENCE
 
 from vcasgd.worker import exchange
@@ -24,14 +26,26 @@ def nodes_can_be_late(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(exchange, "LATE_SECONDS", LATE_SECONDS)
 
 
+@pytest.fixture(scope="session")
+def stores(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[RedisServer]]:
+    with running_stores(tmp_path_factory.mktemp("stores")) as stores:
+        yield stores
+
+
 @pytest.fixture
-def pair(tmp_path: Path) -> Iterator[ShardPair]:
-    with pair_of(tmp_path) as pair:
+def make_pair(stores: list[RedisServer], tmp_path: Path) -> MakePair:
+    """Return a function that runs a job: ``with make_pair(shards=1, samples=30) as job``."""
+    return partial(pair_of, stores, tmp_path)
+
+
+@pytest.fixture
+def pair(make_pair: MakePair) -> Iterator[ShardPair]:
+    with make_pair() as pair:
         yield pair
 
 
 @pytest.fixture
-def single(tmp_path: Path) -> Iterator[ShardPair]:
+def single(make_pair: MakePair) -> Iterator[ShardPair]:
     """A job in one shard."""
-    with pair_of(tmp_path, shards=1) as single:
+    with make_pair(shards=1) as single:
         yield single

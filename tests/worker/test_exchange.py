@@ -70,6 +70,13 @@ class TestSlow:
         assert not pair.exchange[1].late
 
 
+def fill(pair: ShardPair, *shards: int) -> None:
+    """Push as many updates as there is room for."""
+    for start in range(MAX_UNAPPLIED):
+        pair.submit(shards, 0, start, start + 1)
+    flush(pair)
+
+
 class TestRoom:
     def test_there_is_room_for_two(self, pair: ShardPair) -> None:
         assert MAX_UNAPPLIED == 2
@@ -78,15 +85,12 @@ class TestRoom:
         assert not list(pair.exchange.wait_for_room((0, 1)))
 
     def test_only_the_shards_of_the_interval_count(self, pair: ShardPair) -> None:
-        for start in range(2):
-            pair.submit((0,), 0, start, start + 1)
+        fill(pair, 0)
 
         assert not list(pair.exchange.wait_for_room((1,)))
 
     def test_waits_until_something_is_applied_in_each(self, pair: ShardPair) -> None:
-        for start in range(2):
-            pair.submit((0, 1), 0, start, start + 1)
-        flush(pair)
+        fill(pair, 0, 1)
         shards = iter([pair.shard(0), pair.shard(1)])
 
         for _ in pair.exchange.wait_for_room((0, 1)):
@@ -98,9 +102,7 @@ class TestRoom:
     def test_gives_up_if_nothing_is_applied(self, pair: ShardPair) -> None:
         pair.exchange.close()
         pair.exchange = pair.exchange_with(patience=0.1)
-        for start in range(2):
-            pair.submit((0, 1), 0, start, start + 1)
-        flush(pair)
+        fill(pair, 0, 1)
 
         with pytest.raises(StoreUnavailable, match="applies no updates"):
             list(pair.exchange.wait_for_room((0, 1)))
@@ -108,9 +110,7 @@ class TestRoom:
         assert pair.exchange[1].updates.unapplied == 2, "they are still kept"
 
     def test_the_caller_can_end_the_wait(self, pair: ShardPair) -> None:
-        for start in range(2):
-            pair.submit((0, 1), 0, start, start + 1)
-        flush(pair)
+        fill(pair, 0, 1)
 
         for rounds, _ in enumerate(pair.exchange.wait_for_room((0, 1)), start=1):
             if rounds == 3:
@@ -120,9 +120,7 @@ class TestRoom:
 
     def test_does_not_wait_for_a_shard_without_a_model(self, pair: ShardPair) -> None:
         """A worker has to make the first snapshot again, and it may be this one."""
-        for start in range(2):
-            pair.submit((1,), 0, start, start + 1)
-        flush(pair)
+        fill(pair, 1)
         pair.nodes[1].flushall()
 
         with pytest.raises(SnapshotMissing):

@@ -6,12 +6,11 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 
 import pytest
 import torch
 from support.servers import Fault, Moment
-from support.shard_pair import COARSE, ShardPair, flush, pair_of
+from support.shard_pair import COARSE, MakePair, ShardPair, flush
 from support.waiting import await_truth
 
 from vcasgd.errors import SnapshotMissing, SpecError, StoreUnavailable
@@ -125,8 +124,8 @@ class TestSteps:
     """The base is made of the steps of each shard."""
 
     @pytest.fixture
-    def stepped(self, tmp_path: Path) -> Iterator[ShardPair]:
-        with pair_of(tmp_path, samples=3000, update=COARSE) as pair:
+    def stepped(self, make_pair: MakePair) -> Iterator[ShardPair]:
+        with make_pair(samples=3000, update=COARSE) as pair:
             yield pair
 
     @staticmethod
@@ -234,10 +233,10 @@ class TestMemory:
     @pytest.mark.parametrize("shards", [1, 2])
     @pytest.mark.parametrize("max_unapplied", [1, 2])
     def test_a_worker_has_one_vector_more_than_unapplied_updates(
-        self, tmp_path: Path, max_unapplied: int, shards: int
+        self, make_pair: MakePair, max_unapplied: int, shards: int
     ) -> None:
         # Given intervals whose updates are applied during or after the next one
-        with pair_of(tmp_path, shards, max_unapplied=max_unapplied, samples=3000) as pair:
+        with make_pair(shards, max_unapplied=max_unapplied, samples=3000) as pair:
             exchange, every = pair.exchange, range(shards)
             servers = [pair.shard(shard) for shard in every]
             addresses, prefetched = set(), 0
@@ -294,12 +293,12 @@ class TestMemory:
         assert torch.equal(pair.exchange.base.floats, pair.published())
 
     def test_a_fetch_that_is_cut_leaves_the_base_as_it_is(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+        self, make_pair: MakePair, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         # Given a model that is read by itself, as large ones are, from a node that cuts each read
         monkeypatch.setattr(shard_link, "SMALL_SNAPSHOT", 0)
         reads = Reads(at=0)
-        with pair_of(tmp_path, faults={1: reads}) as pair:
+        with make_pair(faults={1: reads}) as pair:
             pair.exchange.refresh(again=False)
             pair.publish(0, 0, 4)
             reads.cut = True
@@ -315,11 +314,11 @@ class TestMemory:
 
     @pytest.mark.usefixtures("nodes_can_be_late")
     def test_an_interval_does_not_wait_for_a_slow_node(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+        self, make_pair: MakePair, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(shard_link, "SMALL_SNAPSHOT", 0)
         reads = Reads(at=0)
-        with pair_of(tmp_path, samples=3000, faults={1: reads}) as pair:
+        with make_pair(samples=3000, faults={1: reads}) as pair:
             pair.exchange.refresh(again=False)
             train(pair, 0)
             publish(pair, pair.shard(0), pair.shard(1))
