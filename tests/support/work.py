@@ -1,9 +1,11 @@
-"""Work of a function, counted instead of timed."""
+"""Work of a function, counted instead of timed, and its memory."""
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from types import FrameType
 
 
@@ -21,3 +23,18 @@ def calls_of(work: Callable[[], object]) -> int:
     finally:
         sys.setprofile(None)
     return calls
+
+
+def memory_of(work: Callable[[], object]) -> int:
+    """Run ``work``, and return the most bytes in memory meanwhile, less those before."""
+    before = _bytes("VmRSS")
+    # The most memory from now on is what this process has had since then.
+    Path("/proc/self/clear_refs").write_text("5")
+    work()
+    return _bytes("VmHWM") - before
+
+
+def _bytes(kind: str) -> int:
+    found = re.search(rf"{kind}:\s+(\d+)", Path("/proc/self/status").read_text())
+    assert found is not None
+    return 1024 * int(found[1])

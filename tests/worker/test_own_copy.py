@@ -3,30 +3,24 @@
 from __future__ import annotations
 
 import random
-import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future
-from pathlib import Path
-from typing import Any
+from functools import partial
 
 import pytest
 import torch
-from support.shard_pair import COARSE, ShardPair, pair_of
+from support.shard_pair import COARSE, MakePair, ShardPair
 from support.waiting import PATIENCE, await_truth
+from support.work import memory_of
 
 from vcasgd.errors import NonFiniteLoss
-from vcasgd.learning.encodings.blocks import BlockFormat
-from vcasgd.learning.encodings.dense import Float32
-from vcasgd.learning.encodings.payload import EncodedVector
 from vcasgd.learning.shards import ShardRange
 from vcasgd.learning.vector import Floats, MappedVector
-from vcasgd.store.tensors.header import Header
 from vcasgd.worker import shard_link
 from vcasgd.worker.exchange import Exchange
 from vcasgd.worker.own_copy import OwnCopy
 from vcasgd.worker.own_part import Moved, OwnPart
 from vcasgd.worker.shard_link import LinkState
-from vcasgd.worker.update_queue import UpdateQueue
 from vcasgd.worker.vectors import Vector, VectorPool
 
 SAMPLES = 30  # in three subtasks
@@ -125,11 +119,11 @@ class Trainee:
 
 @pytest.fixture(params=[1, 2], ids=["one shard", "two shards"])
 def job(
-    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    request: pytest.FixtureRequest, make_pair: MakePair, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[ShardPair]:
     # A model that is read by itself, as large ones are.
     monkeypatch.setattr(shard_link, "SMALL_SNAPSHOT", 0)
-    with pair_of(tmp_path, request.param, samples=SAMPLES) as job:
+    with make_pair(request.param, samples=SAMPLES) as job:
         yield job
 
 
@@ -333,32 +327,44 @@ def test_a_copy_goes_back_with_a_model_that_was_lost(
     assert not worker.model.any()
 
 
+def train_to_the_end(
+    job: ShardPair,
+    commit: Callable[..., None],
+    drawn: random.Random,
+    workers: list[Trainee],
+    train: Callable[[int], None],
+    settles: Callable[[Trainee], bool],
+) -> None:
+    """Let nodes publish at any time while both workers train a subtask."""
+    ends = [job.world.plan.size(number) for number in range(2)]
+    while any(trainee.position < end for trainee, end in zip(workers, ends, strict=True)):
+        for number in range(2):
+            train(number)
+        commit(*workers, shards=drawn.sample(range(len(job.nodes)), drawn.randint(0, 1)))
+        for trainee in workers:
+            trainee.follow()
+            if any(link.updates.full for link in trainee.exchange):
+                commit(*workers)
+                await_truth(partial(settles, trainee))
+    commit(*workers)
+
+
 @pytest.mark.parametrize("seed", SEEDS)
 def test_every_sample_is_in_the_model_once_whatever_the_order(
     job: ShardPair, commit: Callable[..., None], seed: int
 ) -> None:
-    """Two workers, and nodes that publish at any time."""
     drawn = random.Random(seed)
     workers = [Trainee(job, f"w{number}", number, mapped=seed % 2 == 1) for number in range(2)]
     ends = [job.world.plan.size(number) for number in range(2)]
 
     def train(number: int) -> None:
         trainee = workers[number]
-        room = not any(link.updates.full for link in trainee.exchange)
-        if room and trainee.position < ends[number]:
-            trainee.train(min(drawn.randint(1, 3), ends[number] - trainee.position))
+        for _ in range(drawn.randint(0, 2)):
+            room = not any(link.updates.full for link in trainee.exchange)
+            if room and trainee.position < ends[number]:
+                trainee.train(min(drawn.randint(1, 3), ends[number] - trainee.position))
 
-    while any(trainee.position < end for trainee, end in zip(workers, ends, strict=True)):
-        for number in range(2):
-            for _ in range(drawn.randint(0, 2)):
-                train(number)
-        commit(*workers, shards=drawn.sample(range(len(job.nodes)), drawn.randint(0, 1)))
-        for trainee in workers:
-            trainee.follow()
-            if any(link.updates.full for link in trainee.exchange):
-                commit(*workers)
-                await_truth(lambda trainee=trainee: settles(trainee))
-    commit(*workers)
+    train_to_the_end(job, commit, drawn, workers, train, settles)
     commit(*workers)
 
     expected = job.world.delta(0, 0, ends[0]) + job.world.delta(1, 0, ends[1])
@@ -374,7 +380,7 @@ def test_every_sample_is_in_the_model_once_whatever_the_order(
 def test_parts_in_turn_have_every_sample_once_whatever_the_order(
     job: ShardPair, commit: Callable[..., None], seed: int
 ) -> None:
-    """Two workers that push any parts at any time, and nodes that publish at any time."""
+    """Given two workers that push any parts at any time."""
     drawn, shards = random.Random(seed), range(len(job.nodes))
     workers = [Trainee(job, f"w{number}", number, mapped=seed % 2 == 1) for number in range(2)]
     starts = [dict.fromkeys(shards, 0) for _ in workers]
@@ -394,18 +400,9 @@ def test_parts_in_turn_have_every_sample_once_whatever_the_order(
         room = [each for each in shards if not trainee.exchange[each].updates.full]
         push(number, drawn.sample(room, drawn.randint(0, len(room))))
 
-    while any(trainee.position < end for trainee, end in zip(workers, ends, strict=True)):
-        for number in range(2):
-            train(number)
-        commit(*workers, shards=drawn.sample(shards, drawn.randint(0, 1)))
-        for trainee in workers:
-            trainee.follow()
-            if any(link.updates.full for link in trainee.exchange):
-                commit(*workers)
-                await_truth(lambda trainee=trainee: settles_beside(trainee))
-    commit(*workers)
+    train_to_the_end(job, commit, drawn, workers, train, settles_beside)
     for number, trainee in enumerate(workers):
-        await_truth(lambda trainee=trainee: settles_beside(trainee))
+        await_truth(partial(settles_beside, trainee))
         trainee.start()
         push(number, shards)
     commit(*workers)
@@ -414,7 +411,7 @@ def test_parts_in_turn_have_every_sample_once_whatever_the_order(
     expected = job.world.delta(0, 0, ends[0]) + job.world.delta(1, 0, ends[1])
     assert torch.equal(job.published(), expected)
     for trainee in workers:
-        await_truth(lambda trainee=trainee: is_at(trainee, expected))
+        await_truth(partial(is_at, trainee, expected))
         trainee.close()
 
 
@@ -462,8 +459,10 @@ def settles(trainee: Trainee) -> bool:
 
 
 @pytest.mark.parametrize("mapped", [False, True])
-def test_a_lossy_encoding_keeps_the_model_within_its_residual(tmp_path: Path, mapped: bool) -> None:
-    with pair_of(tmp_path, 1, samples=3000, update=COARSE) as job:
+def test_a_lossy_encoding_keeps_the_model_within_its_residual(
+    make_pair: MakePair, mapped: bool
+) -> None:
+    with make_pair(1, samples=3000, update=COARSE) as job:
         worker, server = Trainee(job, "w", 0, mapped=mapped), job.shard(0)
         for number in range(1, 4):
             worker.train(5)
@@ -474,57 +473,6 @@ def test_a_lossy_encoding_keeps_the_model_within_its_residual(tmp_path: Path, ma
         worker.close()
 
 
-class TestMemory:
-    @staticmethod
-    def queued(pool: VectorPool, encode: Callable[[], EncodedVector]) -> UpdateQueue:
-        queue = UpdateQueue()
-        header = Header(update="w.1.1", worker="w", subtask=0, start=0, stop=2, base=0, token=1,
-                        codec="", size=0, layout="l")  # fmt: skip
-        vectors = pool.take(), pool.take()
-        queue.add(header, 0, encode, *vectors)
-        for vector in vectors:
-            vector.release()
-        return queue
-
-    def test_what_an_update_is_made_of_is_free_once_it_is_encoded(self) -> None:
-        pool = VectorPool(3)
-        queue = self.queued(pool, lambda: BlockFormat(Float32(), 3, 3).encode(torch.ones(3)))
-        update = queue.take_unsent()
-        assert update is not None
-        held = update.vectors
-        assert not queue.encoded
-
-        assert queue.encode(update)
-
-        for vector in held:
-            vector.release()
-        assert len(pool.free) == 1
-        assert queue.encoded
-        assert update.header is not None
-        assert (update.header.codec, update.header.size) == ("float32", 12)
-
-    def test_an_update_that_is_dropped_meanwhile_frees_all(self) -> None:
-        pool = VectorPool(3)
-        dropped: list[Any] = []
-
-        def encode() -> EncodedVector:
-            dropped[0].forget(0)
-            return BlockFormat(Float32(), 3, 3).encode(torch.ones(3))
-
-        queue = self.queued(pool, encode)
-        dropped.append(queue)
-        update = queue.take_unsent()
-        assert update is not None
-        held = update.vectors
-
-        assert queue.encode(update)
-        assert not pool.free, "the push thread still reads it"
-
-        for vector in held:
-            vector.release()
-        assert len(pool.free) == 2
-
-
 def test_the_parts_of_a_copy_have_only_pieces_of_their_vectors() -> None:
     """All shards merge beside the training, so whole vectors of some would be much of the model."""
     floats = 8 << 20
@@ -533,28 +481,19 @@ def test_the_parts_of_a_copy_have_only_pieces_of_their_vectors() -> None:
     )
     end, version = own.lend(), MappedVector(floats)
     end.memory[floats - 2 :].copy_(torch.tensor([3.0, 5.0]))
-    before = memory("VmRSS")
-    # The most memory from now on is what this process has had since then.
-    Path("/proc/self/clear_refs").write_text("5")
 
-    difference = own.advance(end, 1)
-    assert difference.compute()[floats - 2 :].tolist() == [3, 5]
-    own.merge(version, 0, done)
-    shift = own.take_shift(wait=True)
+    def move() -> None:
+        difference = own.advance(end, 1)
+        assert difference.compute()[floats - 2 :].tolist() == [3, 5]
+        own.merge(version, 0, done)
+        shift = own.take_shift(wait=True)
+        assert shift is not None
+        assert shift.memory[floats - 2 :].tolist() == [0, 0]
 
-    assert shift is not None
-    assert shift.memory[floats - 2 :].tolist() == [0, 0]
-    assert memory("VmHWM") - before < floats * 4 / 2
+    assert memory_of(move) < floats * 4 / 2
 
 
 def done(compute: Callable[[], Moved]) -> Future[Moved]:
     future: Future[Moved] = Future()
     future.set_result(compute())
     return future
-
-
-def memory(kind: str) -> int:
-    """Return bytes of this process."""
-    found = re.search(rf"{kind}:\s+(\d+)", Path("/proc/self/status").read_text())
-    assert found is not None
-    return 1024 * int(found[1])

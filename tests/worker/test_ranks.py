@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -13,6 +12,7 @@ import pytest
 import torch
 from support.training import TASKS
 from support.waiting import PATIENCE
+from support.work import memory_of
 from torch import Tensor
 
 from vcasgd.errors import RankLost, SpecError, UserCodeError
@@ -55,9 +55,8 @@ def learner_of(
 def interval(learner: Learner, base: Base, subtask: int) -> Trained:
     assert learner.member is not None
     learner.member.assign(12)
-    stop = learner.plan.size(subtask)
     trained = learner.train(
-        *(base, subtask, 0, stop),
+        *(base, subtask, 0, learner.plan.size(subtask)),
         should_stop=lambda: False,
         on_step=lambda: None,
         memory=lambda: in_memory_of(learner, torch.empty(len(base.floats))),
@@ -87,7 +86,7 @@ WHOLE, PARTS = "ranked:Ranked", "sharded:Sharded"
 @pytest.mark.parametrize(
     ("task", "ranks", "args"),
     [
-        (WHOLE, 2, {"optimizer": "adamw"}),
+        pytest.param(WHOLE, 2, {"optimizer": "adamw"}, marks=pytest.mark.ci),
         (PARTS, 2, {"optimizer": "adamw", "parts": 4}),
         *(
             pytest.param(*each, marks=pytest.mark.extended)
@@ -132,14 +131,8 @@ def test_ranks_measure_statistics_of_the_whole_batch(ranks: int) -> None:
 def test_a_model_with_batch_norm_trains_in_parts_with_16_bits() -> None:
     args = {"parallel": "fsdp", "precision": "bf16", "norm": "SyncBatchNorm"}
     with learner_of(2, WHOLE, **args) as learner:
-        floats, integers = learner.initial()
-        trained = learner.train(
-            *(Base(floats, integers), 0, 0, 24),
-            should_stop=lambda: False,
-            on_step=lambda: None,
-            memory=lambda: MappedVector(len(floats)),
-        )
-        assert trained.update[:].isfinite().all()
+        trained = interval(learner, Base(*learner.initial()), 0)
+        assert trained.update.isfinite().all()
 
 
 @pytest.mark.ci
@@ -147,30 +140,10 @@ def test_a_rank_never_has_all_parameters_in_16_bits(tmp_path: Path) -> None:
     with learner_of(
         2, "sharded:Wide", folder=str(tmp_path), precision="bf16", layers=16
     ) as learner:
-        floats, integers = learner.initial()
-
-        def train(subtask: int) -> None:
-            learner.train(
-                *(Base(floats, integers), subtask, 0, learner.plan.size(subtask)),
-                should_stop=lambda: False,
-                on_step=lambda: None,
-                memory=lambda: MappedVector(len(floats)),
-            )
-
-        train(0)
-        before = memory("VmRSS")
-        # The most memory from now on is what this process has had since then.
-        Path("/proc/self/clear_refs").write_text("5")
-        train(1)
+        base = Base(*learner.initial())
+        interval(learner, base, 0)
         # They would be half a vector, of four bytes for each number.
-        assert memory("VmHWM") - before < len(floats)
-
-
-def memory(kind: str) -> int:
-    """Return bytes of this process."""
-    found = re.search(rf"{kind}:\s+(\d+)", Path("/proc/self/status").read_text())
-    assert found is not None
-    return 1024 * int(found[1])
+        assert memory_of(lambda: interval(learner, base, 1)) < len(base.floats)
 
 
 def evaluated(learner: Learner, floats: Tensor) -> dict[str, float]:

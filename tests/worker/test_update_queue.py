@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
+from support.updates import header_of
 
-from vcasgd.store.tensors.header import Header
 from vcasgd.store.tensors.updates import UpdateStatus
 from vcasgd.worker.update_queue import DELAYS_KEPT, QueuedUpdate, UpdateQueue, UpdateState
 
@@ -14,10 +14,8 @@ PAYLOAD = memoryview(b"12345678")
 
 def add(queue: UpdateQueue, start: int, stop: int, token: int = 1) -> QueuedUpdate:
     """Add an update and return it."""
-    header = Header(
-        update=f"w.1.{start}", worker="w", subtask=SUBTASK, start=start, stop=stop, base=0,
-        token=token, codec="float32", size=len(PAYLOAD), layout="l",
-    )  # fmt: skip
+    fields = {"subtask": SUBTASK, "start": start, "stop": stop, "token": token}
+    header = header_of(size=len(PAYLOAD), **fields)
     return queue.add(header, EPOCH, PAYLOAD)
 
 

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable, Iterable
+
+import torch
+from support.updates import header_of
 
 from vcasgd.learning.encodings import Float32
+from vcasgd.learning.encodings.blocks import BlockFormat
+from vcasgd.learning.encodings.payload import EncodedVector
 from vcasgd.learning.vector import MappedVector
-from vcasgd.store.tensors.header import Header
 from vcasgd.store.tensors.updates import UpdateStatus
-from vcasgd.worker.update_queue import UpdateQueue
+from vcasgd.worker.update_queue import QueuedUpdate, UpdateQueue
 from vcasgd.worker.vectors import Vector, VectorPool
 
 
@@ -58,38 +63,90 @@ def test_vectors_that_are_not_mapped_are_freed() -> None:
     assert not pool.free
 
 
-def add(queue: UpdateQueue, vector: Vector) -> None:
-    payload = Float32().encode(vector.memory[:])
-    header = Header(update="w.1.1", worker="w", subtask=0, start=0, stop=2, base=0, token=1,
-                    codec="float32", size=len(payload), layout="l")  # fmt: skip
-    queue.add(header, 0, payload, vector)
-    vector.release()
+Encode = Callable[[], EncodedVector]
+
+
+def add(queue: UpdateQueue, payload: memoryview | Encode, *vectors: Vector) -> None:
+    queue.add(header_of(), 0, payload, *vectors)
+    release(vectors)
+
+
+def release(vectors: Iterable[Vector]) -> None:
+    for vector in vectors:
+        vector.release()
+
+
+def encoded(vector: Vector) -> memoryview:
+    return Float32().encode(vector.memory[:])
+
+
+def unsent(queue: UpdateQueue) -> QueuedUpdate:
+    update = queue.take_unsent()
+    assert update is not None
+    return update
 
 
 def test_an_update_holds_its_vector_until_it_is_applied() -> None:
     pool, queue = VectorPool(3), UpdateQueue()
-    add(queue, pool.take())
+    vector = pool.take()
+    add(queue, encoded(vector), vector)
 
     for outcome, free in (("pending", 0), ("lost", 0), ("applied", 1)):
-        update = queue.take_unsent() if queue.subtasks() and not queue.pushed() else None
-        if update is not None:
+        if not queue.pushed():
+            update = unsent(queue)
             queue.on_accepted(update)
-            for vector in update.vectors:
-                vector.release()
+            release(update.vectors)
         queue.on_status(queue.pushed(), UpdateStatus((1, 1), 1, [outcome]))
         assert len(pool.free) == free
 
 
 def test_an_update_that_is_dropped_while_it_is_sent_keeps_its_vector_until_then() -> None:
     pool, queue = VectorPool(3), UpdateQueue()
-    add(queue, pool.take())
-    update = queue.take_unsent()
-    assert update is not None
+    vector = pool.take()
+    add(queue, encoded(vector), vector)
+    update = unsent(queue)
 
     queue.forget(0)
     queue.discard(update, rework=False)
     assert not pool.free, "the push thread still reads it"
 
-    for vector in update.vectors:
-        vector.release()
+    release(update.vectors)
     assert len(pool.free) == 1
+
+
+def test_what_an_update_is_made_of_is_free_once_it_is_encoded() -> None:
+    pool, queue = VectorPool(3), UpdateQueue()
+    add(queue, encode, pool.take(), pool.take())
+    update = unsent(queue)
+    held = update.vectors
+    assert not queue.encoded
+
+    assert queue.encode(update)
+
+    release(held)
+    assert len(pool.free) == 1
+    assert queue.encoded
+    assert update.header is not None
+    assert (update.header.codec, update.header.size) == ("float32", 12)
+
+
+def test_an_update_that_is_dropped_while_it_is_encoded_frees_all() -> None:
+    pool, queue = VectorPool(3), UpdateQueue()
+
+    def drop() -> EncodedVector:
+        queue.forget(0)
+        return encode()
+
+    add(queue, drop, pool.take(), pool.take())
+    update = unsent(queue)
+    held = update.vectors
+
+    assert queue.encode(update)
+    assert not pool.free, "the push thread still reads it"
+
+    release(held)
+    assert len(pool.free) == 2
+
+
+def encode() -> EncodedVector:
+    return BlockFormat(Float32(), 3, 3).encode(torch.ones(3))
