@@ -53,16 +53,6 @@ def worker(tensors: RedisClient) -> Iterator[Callable[[str], Adaptive]]:
         each.exchange.close()
 
 
-def share(old: Adaptive, tensors: RedisClient, rollbacks: int = 0) -> None:
-    old.step(MIN_STEPS)
-
-    def shared() -> bool:
-        old.exchange.share(old.member, rollbacks)
-        return SharedMoments([tensors], JOB, 1).read(SIZE, rollbacks) is not None
-
-    await_truth(shared)
-
-
 def test_a_new_worker_takes_over_what_another_shared(
     worker: Callable[[str], Adaptive], tensors: RedisClient
 ) -> None:
@@ -70,7 +60,13 @@ def test_a_new_worker_takes_over_what_another_shared(
     new.exchange.adopt(new.member, 0)
     assert new.member.lacking == SIZE, "there is nothing to take over yet"
 
-    share(old, tensors)
+    old.step(MIN_STEPS)
+
+    def shared() -> bool:
+        old.exchange.share(old.member, 0)
+        return SharedMoments([tensors], JOB, 1).read(SIZE, 0) is not None
+
+    await_truth(shared)
     new.exchange.adopt(new.member, 0)
 
     assert new.member.lacking == 0
@@ -105,7 +101,7 @@ def test_what_a_hostile_worker_wrote_is_left_out(
     key: str,
     value: bytes | None,
 ) -> None:
-    share(worker("old"), tensors)
+    SharedMoments([tensors], JOB, 1).write(torch.ones(SIZE).bfloat16(), MIN_STEPS, 0)
     name, new = TensorKeys(JOB).moments(key), worker("new")
     if value is None:
         assert tensors.delete(name)
@@ -116,14 +112,3 @@ def test_what_a_hostile_worker_wrote_is_left_out(
 
     assert new.member.lacking == SIZE
     new.step()
-
-
-def test_moments_of_training_that_diverged_are_left_out(
-    worker: Callable[[str], Adaptive], tensors: RedisClient
-) -> None:
-    share(worker("old"), tensors, rollbacks=0)
-    new = worker("new")
-
-    new.exchange.adopt(new.member, 1)
-
-    assert new.member.lacking == SIZE
