@@ -65,31 +65,27 @@ def test_a_worker_trains_until_it_has_to_push(
 
 @pytest.mark.parametrize(
     ("seconds", "push_seconds", "leaves"),
-    [(600.0, 0.0, False), (600.0, 700.0, True), (-1, 0, True)],
+    [(600.0, 0.0, False), (600.0, 700.0, True), (-1, 0, True), (None, 0, True)],
 )
 def test_a_notice_to_terminate_ends_the_work_in_time(
-    seconds: float, push_seconds: float, leaves: bool
+    seconds: float | None, push_seconds: float, leaves: bool
 ) -> None:
     departure = Departure(8.0, lambda: push_seconds)
-    departure.on_notice(Notice(NoticeKind.TERMINATE, steady_time() + seconds))
+    at = None if seconds is None else steady_time() + seconds
+    departure.on_notice(Notice(NoticeKind.TERMINATE, at))
 
     assert departure.leave_if_due() is leaves
     assert departure.reason == ("notice of eviction" if leaves else "")
 
 
-def test_a_notice_without_a_time_ends_the_work_at_once() -> None:
+@pytest.mark.parametrize(("at", "left"), [(None, 8.0), (1.0, 0.5)], ids=["no time", "over"])
+def test_a_last_push_has_a_moment(at: float | None, left: float) -> None:
     departure = Departure(8.0)
-    departure.on_notice(Notice(NoticeKind.TERMINATE, None))
+    departure.on_notice(Notice(NoticeKind.TERMINATE, at))
 
-    assert departure.leave_if_due()
-    assert departure.seconds_left() == 8.0
+    departure.leave_if_due()
 
-
-def test_a_last_push_has_a_moment_even_if_the_time_is_over() -> None:
-    departure = Departure(8.0)
-    departure.on_notice(Notice(NoticeKind.TERMINATE, 1.0))
-
-    assert departure.seconds_left() == 0.5
+    assert departure.seconds_left() == left
 
 
 def test_an_advised_worker_finishes_its_subtask_before_it_drains() -> None:

@@ -25,7 +25,6 @@ from vcasgd.worker.gpus import (
     why_apart,
     why_one_process,
 )
-from vcasgd.worker_names import learner_of
 
 CARD = {"uuid": "GPU-a", "name": "NVIDIA H100 80GB HBM3", "total": 80, "free": 60}
 AVERAGE = TensorEntry("beside:teacher.weight", (2,), TensorKind.STATISTIC, 0)
@@ -44,7 +43,8 @@ print(json.dumps(fields))
 
 
 @pytest.mark.parametrize(
-    ("worker", "place"), [("j.m", 0), ("j.m_2", 1), ("j.m_4", 3), ("j.m_5", 0), ("worker-1", 0)]
+    ("worker", "place"),
+    [("j", 0), ("j.m", 0), ("j.m_x", 0), ("j.m_2", 1), ("j.m_4", 3), ("j.m_5", 0)],
 )
 def test_learners_take_turns(worker: str, place: int) -> None:
     environment: dict[str, str] = {}
@@ -190,10 +190,6 @@ def test_operations_of_a_sample_are_a_number_above_0(value: Any) -> None:
     task.flops_per_sample = value
     with pytest.raises(SpecError, match="flops_per_sample"):
         flops_per_sample_of(task)
-
-
-def test_names_without_a_number_are_of_first_learners() -> None:
-    assert [learner_of(each) for each in ("j.m", "j.m_x", "j")] == [1, 1, 1]
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")

@@ -57,26 +57,35 @@ def learner_of(task: vcasgd.Task | None = None, **fields: Any) -> Learner:
     return learner
 
 
-def interval(
-    learner: Learner, weight: float, subtask: int = 0, asynchrony: float = 0.0, rollbacks: int = 0
-) -> Trained:
-    """Train an interval of two local steps from a snapshot with this weight."""
-    base = Base(torch.tensor([weight]), torch.empty(0, dtype=torch.int64), rollbacks)
+def base_of(*weights: float, **fields: Any) -> Base:
+    return Base(torch.tensor(weights), torch.empty(0, dtype=torch.int64), **fields)
+
+
+def train(learner: Learner, base: Base, subtask: int = 0, stop: int = 4, **options: Any) -> Trained:
+    """Train an interval of two local steps, by default."""
     return learner.train(
-        base, subtask, 0, 4, should_stop=lambda: False, on_step=lambda: None, asynchrony=asynchrony
+        *(base, subtask, 0, stop), should_stop=lambda: False, on_step=lambda: None, **options
     )
 
 
-def test_weights_start_from_the_snapshot() -> None:
-    learner = learner_of(update={"rule": "vc-asgd"})
+def change(learner: Learner, weight: float, subtask: int = 0, rollbacks: int = 0) -> float:
+    """Return the update of an interval from a snapshot with this weight."""
+    return train(learner, base_of(weight, rollbacks=rollbacks), subtask).update.item()
 
-    assert [interval(learner, 10.0).update.item(), interval(learner, 20.0).update.item()] == [8, 18]
 
+@pytest.mark.parametrize(
+    ("update", "expected"),
+    [
+        ({"rule": "vc-asgd"}, [8, 18]),
+        ({"rule": "async-local-sgd"}, [-2, -2]),
+        # It continues from its own copy: 8 + 0.25·(20 − 8) = 11, then two steps.
+        ({"rule": "sma", "moving_rate": 0.25}, [8, 9]),
+    ],
+)
+def test_updates_of_each_rule(update: dict[str, Any], expected: list[float]) -> None:
+    learner = learner_of(update=update)
 
-def test_differences_are_those_to_the_snapshot() -> None:
-    learner = learner_of(update={"rule": "async-local-sgd"})
-
-    assert interval(learner, 10.0).update.item() == -2
+    assert [change(learner, 10.0), change(learner, 20.0)] == expected
 
 
 @pytest.mark.parametrize(("subtask", "overlaps"), [(0, False), (2, True)])
@@ -87,17 +96,17 @@ def test_steps_overlap_with_exchanges_in_the_second_half_of_a_job(
     assert learner.member is not None
     # Exchanges are shorter than steps.
     short = RoundFacts(workers=2, batch=2, step_seconds=1.0, exchange_seconds=0.1)
-    base = Base(torch.tensor([10.0]), torch.empty(0, dtype=torch.int64), round=short)
+    base = base_of(10.0, round=short)
     learner.member.follow(base)
 
-    learner.train(base, subtask, 0, 4, should_stop=lambda: False, on_step=lambda: None)
+    train(learner, base, subtask)
 
     assert learner.member.overlaps is overlaps
     assert learner.max_unapplied == 1 + overlaps
 
 
 def test_a_base_with_an_own_update_has_its_sums_and_its_statistics() -> None:
-    base = Base(torch.tensor([1.0, 2, 3, 4]), torch.empty(0, dtype=torch.int64), version=7)
+    base = base_of(1.0, 2, 3, 4, version=7)
     update, second = torch.full((4,), 10.0), ShardRange(1, 2, 4, parameters=1)
 
     ahead = continued(base, update, [second], out=torch.empty(4))
@@ -111,29 +120,16 @@ def test_an_update_is_written_into_given_memory(rule: str) -> None:
     learner = learner_of(Normalized(), update={"rule": rule})
     base, memory = Base(*learner.initial()), torch.empty(learner.layout.floats)
 
-    def train(**options: Any) -> Tensor:
-        return learner.train(
-            base, 0, 0, 4, should_stop=lambda: False, on_step=lambda: None, **options
-        ).update
-
-    first = train(memory=lambda: memory).clone()
+    first = train(learner, base, memory=lambda: memory).update.clone()
 
     learner = learner_of(Normalized(), update={"rule": rule})
-    assert torch.equal(train(), first)
+    assert torch.equal(train(learner, base).update, first)
     assert torch.equal(memory, first)
 
 
 class Normalized(Slope):
     def model(self) -> nn.Module:
         return nn.Sequential(nn.Linear(1, 3), nn.BatchNorm1d(3), nn.Linear(3, 1))
-
-
-def test_under_an_elastic_rule_a_worker_continues_from_its_own_copy() -> None:
-    learner = learner_of(update={"rule": "sma", "moving_rate": 0.25})
-
-    assert interval(learner, 10.0).update.item() == 8
-    # 8 + 0.25·(20 − 8) = 11, then two steps.
-    assert interval(learner, 20.0).update.item() == 9
 
 
 def test_a_schedule_follows_the_job_and_not_the_worker() -> None:
@@ -143,7 +139,7 @@ def test_a_schedule_follows_the_job_and_not_the_worker() -> None:
 
     # 16 samples in four subtasks of two steps each; the worker starts in the middle.
     learner = learner_of(Falling(), update={"rule": "async-local-sgd"})
-    steps = [interval(learner, 0.0, subtask).update.item() for subtask in (2, 3, 0)]
+    steps = [change(learner, 0.0, subtask) for subtask in (2, 3, 0)]
 
     assert steps == [-(0.5 + 0.375), -(0.25 + 0.125), -(1 + 0.875)]
 
@@ -189,11 +185,9 @@ def test_a_rehearsed_step_and_evaluation_leave_no_trace() -> None:
             assert task.evaluated == 1
         module = learner._model.module
         state = [*learner.initial(), torch.rand(1), module.last.clone()]
-        interval_ = learner.train(
-            Base(*learner.initial()), 0, 0, 4, should_stop=lambda: False, on_step=lambda: None
-        )
-        values = [each.tolist() for each in (*state, interval_.update, interval_.integers)]
-        return *values, interval_.logged, task.steps, interval_.loss_sum
+        done = train(learner, Base(*learner.initial()))
+        values = [each.tolist() for each in (*state, done.update, done.integers)]
+        return *values, done.logged, task.steps, done.loss_sum
 
     assert trained(rehearsed=True) == trained(rehearsed=False)
 
@@ -231,8 +225,8 @@ def test_workers_that_exchange_gradients_have_the_rate_of_their_base() -> None:
 
     def rate(applied: int, subtask: int, stop: int) -> float:
         floats, facts = torch.zeros(learner.layout.floats), RoundFacts(2, 2, samples=applied)
-        base = Base(floats, torch.empty(0, dtype=torch.int64), round=facts)
-        learner.train(base, subtask, 0, stop, should_stop=lambda: False, on_step=lambda: None)
+        base = base_of(*floats.tolist(), round=facts)
+        train(learner, base, subtask, stop)
         assert learner.optimizer is not None
         return float(learner.optimizer.param_groups[0]["lr"])
 
@@ -246,7 +240,7 @@ def test_gradients_are_clipped_before_the_step() -> None:
 
     learner = learner_of(Clipped(), update={"rule": "async-local-sgd"})
 
-    assert interval(learner, 0.0).update.item() == pytest.approx(-0.5, rel=1e-4)
+    assert change(learner, 0.0) == pytest.approx(-0.5, rel=1e-4)
 
 
 class Tuned(Slope):
@@ -267,11 +261,11 @@ class WithMomentum(Slope):
 def test_momentum_is_kept_between_subtasks_on_request(state: str, second: float) -> None:
     learner = learner_of(WithMomentum(), update={"rule": "async-local-sgd"}, optimizer_state=state)
     # Steps of 1 and 1.5; the second subtask starts with a momentum of 1.5 or none.
-    assert interval(learner, 10.0).update.item() == -2.5
+    assert change(learner, 10.0) == -2.5
 
     learner.start_subtask()
 
-    assert interval(learner, 10.0, subtask=1).update.item() == second
+    assert change(learner, 10.0, subtask=1) == second
 
 
 def test_a_frozen_backbone_may_be_in_channels_last() -> None:
@@ -308,22 +302,22 @@ def test_steps_before_any_training_leave_a_model_in_double_precision_as_it_was()
 
 def test_a_rollback_halves_the_learning_rate_and_starts_a_new_optimizer() -> None:
     learner = learner_of(WithMomentum(), update={"rule": "async-local-sgd"}, optimizer_state="keep")
-    assert interval(learner, 10.0).update.item() == -2.5
+    assert change(learner, 10.0) == -2.5
 
     # In the middle of a subtask, and for a second time.
-    assert interval(learner, 10.0, rollbacks=1).update.item() == -1.25
-    assert interval(learner, 10.0, rollbacks=2).update.item() == -0.625
+    assert change(learner, 10.0, rollbacks=1) == -1.25
+    assert change(learner, 10.0, rollbacks=2) == -0.625
 
     # The new optimizer's state is kept.
     learner.start_subtask()
-    assert interval(learner, 10.0, subtask=1, rollbacks=2).update.item() == -3.625 / 4
+    assert change(learner, 10.0, subtask=1, rollbacks=2) == -3.625 / 4
 
 
 def test_a_rollback_drops_the_own_copy_of_an_elastic_rule() -> None:
     learner = learner_of(update={"rule": "sma", "moving_rate": 0.25})
-    assert interval(learner, 10.0).update.item() == 8
+    assert change(learner, 10.0) == 8
 
-    assert interval(learner, 20.0, rollbacks=1).update.item() == 19
+    assert change(learner, 20.0, rollbacks=1) == 19
 
 
 def test_an_update_that_is_far_too_large_is_an_error_of_the_learning_rate() -> None:
@@ -333,7 +327,7 @@ def test_an_update_that_is_far_too_large_is_an_error_of_the_learning_rate() -> N
 
     # The parameter server would blame the worker.
     with pytest.raises(NonFiniteLoss, match="lower the learning rate"):
-        interval(learner_of(Steep(), update={"rule": "async-local-sgd"}), 10.0)
+        change(learner_of(Steep(), update={"rule": "async-local-sgd"}), 10.0)
 
 
 def test_an_unfrozen_parameter_is_refused() -> None:
@@ -353,10 +347,9 @@ def test_a_change_of_a_frozen_parameter_is_refused() -> None:
             return super().loss(model, batch)
 
     learner = learner_of(Drifting(), update={"rule": "async-local-sgd"})
-    base = Base(torch.zeros(3), torch.empty(0, dtype=torch.int64))
 
     with pytest.raises(SpecError, match=r"task: 0\.weight of the model is frozen, but training"):
-        learner.train(base, 0, 0, 4, should_stop=lambda: False, on_step=lambda: None)
+        train(learner, base_of(0.0, 0, 0))
 
 
 def test_a_base_with_other_values_is_refused_by_name() -> None:
@@ -389,8 +382,7 @@ def test_the_first_snapshot_needs_no_second_model() -> None:
     assert Counting.built == 1
 
     # Once the model was trained, its initial values have to be built again.
-    base = Base(torch.zeros(3), torch.empty(0, dtype=torch.int64))
-    learner.train(base, 0, 0, 4, should_stop=lambda: False, on_step=lambda: None)
+    train(learner, base_of(0.0, 0, 0))
     assert torch.equal(learner.initial()[0], first)
     assert Counting.built == 2
 
@@ -407,7 +399,7 @@ def test_momentum_is_lowered_by_the_momentum_of_asynchrony(
         WithMomentum(), update={"rule": "async-local-sgd"}, tuning={"momentum": tuned}
     )
 
-    trained = interval(learner, 10.0, asynchrony=0.25)
+    trained = train(learner, base_of(10.0), asynchrony=0.25)
 
     # The second step also takes the first one's part; tuned steps are half as long again.
     assert trained.update.item() == update
@@ -474,33 +466,29 @@ class Loaded(Slope):
         return super().loss(model, batch)
 
 
-class TestLoaderProcesses:
-    """Given loader processes, the same samples are trained in the same order."""
+def trained_with(workers: int, *, stop_after: int | None = None) -> list[float]:
+    """Train both subtasks of an epoch in intervals of two steps, if need be with a stop."""
+    task = Loaded(workers)
+    learner = learner_of(task, push_every=2, update={"rule": "async-local-sgd"})
+    try:
+        for subtask in (0, 1):
+            start = 0
+            while start < learner.plan.size(subtask):
+                stop = learner.interval_stop(subtask, start)
+                start = learner.train(
+                    *(base_of(0.0), subtask, start, stop),
+                    should_stop=lambda: len(task.trained) == stop_after,
+                    on_step=lambda: None,
+                ).stop
+    finally:
+        learner.close()
+    return task.trained
 
-    def trained(self, workers: int, *, stop_after: int | None = None) -> list[float]:
-        """Train both subtasks of an epoch in intervals of two steps, if need be with a stop."""
-        task = Loaded(workers)
-        learner = learner_of(task, push_every=2, update={"rule": "async-local-sgd"})
-        base = Base(torch.zeros(1), torch.zeros(0, dtype=torch.int64))
-        try:
-            for subtask in (0, 1):
-                start = 0
-                while start < learner.plan.size(subtask):
-                    stop = learner.interval_stop(subtask, start)
-                    start = learner.train(
-                        *(base, subtask, start, stop),
-                        should_stop=lambda: len(task.trained) == stop_after,
-                        on_step=lambda: None,
-                    ).stop
-        finally:
-            learner.close()
-        return task.trained
 
-    def test_samples_and_order(self) -> None:
-        samples = self.trained(2)
-        assert [int(each) for each in samples] == [int(each) for each in self.trained(0)]
-        assert sorted(int(each) for each in samples) == list(range(40))
+def test_loader_processes_change_neither_samples_nor_their_order_nor_noise() -> None:
+    samples = trained_with(2)
 
-    def test_noise_depends_on_the_sample_only(self) -> None:
-        """The number of processes, and a stop inside an interval, change nothing."""
-        assert self.trained(2) == self.trained(1, stop_after=6)
+    assert [int(each) for each in samples] == [int(each) for each in trained_with(0)]
+    assert sorted(int(each) for each in samples) == list(range(40))
+    # Their noise depends on neither the number of processes nor on a stop inside an interval.
+    assert samples == trained_with(1, stop_after=6)

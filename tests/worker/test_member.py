@@ -13,9 +13,12 @@ from vcasgd.worker.interval import Base
 from vcasgd.worker.member import EXCHANGES, MAX_STEPS, Member, balanced_steps, is_late
 
 
-def base_of(workers: int, version: int = 1) -> Base:
+def base_of(
+    workers: int = 4, version: int = 1, *, step: float = 0.1, exchange: float = 0.0
+) -> Base:
     """Return the base of a round of ``workers`` with a job's batch of 32 in all."""
-    facts = RoundFacts(workers=workers, batch=32 * bool(workers), step_seconds=0.01)
+    batch = 32 * bool(workers)
+    facts = RoundFacts(workers, batch, step_seconds=step, exchange_seconds=exchange)
     return Base(torch.empty(0), torch.empty(0), version=version, round=facts)
 
 
@@ -97,9 +100,8 @@ def test_workers_push_parts_of_a_large_vector_in_turn_if_an_exchange_is_long(
     """Their steps take 0.1 s, and there are 16 shards."""
     member = Member(32, 4, steps=2, fixed=fixed, large=large)
     member.shards = 16
-    facts = RoundFacts(workers=4, batch=32, step_seconds=0.1, exchange_seconds=exchange)
 
-    member.follow(Base(torch.empty(0), torch.empty(0), version=1, round=facts))
+    member.follow(base_of(exchange=exchange))
 
     assert member.takes_turns is takes_turns
     assert member.shards_of_turn == shards
@@ -108,8 +110,7 @@ def test_workers_push_parts_of_a_large_vector_in_turn_if_an_exchange_is_long(
 def test_noise_does_not_change_whether_workers_take_turns() -> None:
     member, taken = Member(32, 4, steps=2, large=True), []
     for seconds in (0.13, 0.15, 0.13, 0.11, 0.09, 0.13):
-        facts = RoundFacts(workers=4, batch=32, step_seconds=0.1, exchange_seconds=seconds)
-        member.follow(Base(torch.empty(0), torch.empty(0), version=1, round=facts))
+        member.follow(base_of(exchange=seconds))
         taken.append(member.takes_turns)
 
     assert taken == [False, True, True, True, False, False]
@@ -121,8 +122,7 @@ def test_an_interval_lasts_as_long_as_two_turns() -> None:
     member.shards = 8
     member.measure(0.1)
     member.measure_copy(4.0)
-    facts = RoundFacts(workers=4, batch=32, step_seconds=0.1, exchange_seconds=4.0)
-    member.follow(Base(torch.empty(0), torch.empty(0), version=1, round=facts))
+    member.follow(base_of(exchange=4.0))
 
     assert member.interval_stop(0, 32_000) == pytest.approx(2 * 10 * member.batch, abs=2)
 
@@ -141,8 +141,7 @@ def test_a_training_that_takes_turns_stands_still_for_a_small_share_of_its_time(
     member = Member(32, 4, steps=2, large=True)
     member.shards = 10
     member.measure_copy(exchange)
-    facts = RoundFacts(workers=4, batch=32, step_seconds=0.1, exchange_seconds=exchange)
-    member.follow(Base(torch.empty(0), torch.empty(0), version=1, round=facts))
+    member.follow(base_of(exchange=exchange))
     assert member.may_start_turn(now=100.0)
 
     member.start_turn(now=100.0)
@@ -153,47 +152,29 @@ def test_a_training_that_takes_turns_stands_still_for_a_small_share_of_its_time(
 
 
 @pytest.mark.parametrize(
-    ("workers", "expected", "batches"),
-    [(1, [0, 64, 100], [32, 32]), (2, [0, 33, 67, 100], [17, 17, 17])],
-    ids=["alone: those of an ordinary loop", "two: equal ones"],
-)
-def test_intervals_and_batches_of_a_subtask(
-    workers: int, expected: list[int], batches: list[int]
-) -> None:
-    member = Member(32, workers, steps=2)
-
-    stops = [0]
-    while stops[-1] < 100:
-        stops.append(member.interval_stop(stops[-1], 100))
-
-    assert stops == expected
-    assert [member.batch_size(stop - start) for start, stop in pairwise(stops)] == batches
-
-
-@pytest.mark.parametrize(
-    ("position", "expected"),
+    ("workers", "position", "expected", "batches"),
     [
-        (0, [64, 100]),
-        # The rest of a batch, and then whole ones
-        (10, [32, 96, 100]),
-        # A short one with the next batch
-        (30, [47, 64, 100]),
-        # Up to the end of the subtask
-        (63, [80, 100]),
-        (70, [100]),
-        (97, [100]),
+        pytest.param(1, 0, [64, 100], [32, 32], id="alone: those of an ordinary loop"),
+        pytest.param(2, 0, [33, 67, 100], [17, 17, 17], id="two: equal ones"),
+        pytest.param(1, 10, [32, 96, 100], None, id="the rest of a batch, and then whole ones"),
+        pytest.param(1, 30, [47, 64, 100], None, id="a short one with the next batch"),
+        pytest.param(1, 63, [80, 100], None, id="up to the end of the subtask"),
+        pytest.param(1, 70, [100], None, id="the rest"),
+        pytest.param(1, 97, [100], None, id="a few samples"),
     ],
 )
-def test_a_worker_that_is_left_alone_makes_no_step_of_a_few_samples(
-    position: int, expected: list[int]
+def test_intervals_and_batches_of_a_subtask(
+    workers: int, position: int, expected: list[int], batches: list[int] | None
 ) -> None:
-    member = Member(32, 1, steps=2)
+    member = Member(32, workers, steps=2)
 
     stops = [position]
     while stops[-1] < 100:
         stops.append(member.interval_stop(stops[-1], 100))
 
     assert stops[1:] == expected
+    sizes = [member.batch_size(stop - start) for start, stop in pairwise(stops)]
+    assert batches in (None, sizes)
 
 
 @pytest.mark.parametrize(
@@ -222,8 +203,7 @@ def test_intervals_follow_the_exchange_unless_push_every_is_set(fixed: bool, sam
     member = Member(32, 4, steps=2, fixed=fixed)
     member.measure(0.01)
     assert member.interval_stop(0, 32_000) == 2 * 8
-    facts = RoundFacts(workers=4, batch=32, step_seconds=0.01, exchange_seconds=0.04)
-    member.follow(Base(torch.empty(0), torch.empty(0), version=1, round=facts))
+    member.follow(base_of(step=0.01, exchange=0.04))
 
     assert member.interval_stop(0, 32_000) == samples
 
@@ -236,43 +216,30 @@ def test_an_interval_of_push_every_has_as_many_samples_with_fewer_workers(
 ) -> None:
     member = Member(32, 4, steps=20, fixed=True)
     member.measure(0.01)
-    facts = RoundFacts(workers=present, batch=32, step_seconds=0.0, exchange_seconds=0.0)
-    member.follow(Base(torch.empty(0), torch.empty(0), version=1, round=facts))
+    member.follow(base_of(present, step=0.0))
 
     # Its own batch is the same as before, because those of all add up to the job's.
     assert member.interval_stop(0, 32_000) == steps * 8
 
 
 @pytest.mark.parametrize(
-    ("workers", "exchange", "fixed", "expected"),
+    ("workers", "exchange", "fixed", "progress", "expected"),
     [
-        (4, 0.001, False, True),
-        (4, 0.013, False, True),
-        (4, 0.02, False, False),
-        (4, 0.0, False, False),
-        (4, 0.001, True, False),
-        (1, 0.001, False, False),
+        pytest.param(4, 0.001, False, 0.5, True, id="short"),
+        pytest.param(4, 0.013, False, 0.5, True, id="as a step"),
+        pytest.param(4, 0.02, False, 0.5, False, id="longer"),
+        pytest.param(4, 0.0, False, 0.5, False, id="unknown"),
+        pytest.param(4, 0.001, True, 0.5, False, id="push_every"),
+        pytest.param(1, 0.001, False, 0.5, False, id="alone"),
+        pytest.param(4, 0.001, False, 0.49, False, id="first half of the job"),
     ],
-    ids=["short", "as a step", "longer", "unknown", "push_every", "alone"],
 )
 def test_a_step_overlaps_with_an_exchange_that_is_not_longer(
-    workers: int, exchange: float, fixed: bool, expected: bool
+    workers: int, exchange: float, fixed: bool, progress: float, expected: bool
 ) -> None:
     member = Member(32, 4, steps=1, fixed=fixed)
-    facts = RoundFacts(workers, batch=32, step_seconds=0.01, exchange_seconds=exchange)
 
-    member.follow(Base(torch.empty(0), torch.empty(0), version=1, round=facts))
-    member.begin(progress=0.5)
-
-    assert member.overlaps is expected
-
-
-@pytest.mark.parametrize(("progress", "expected"), [(0.0, False), (0.49, False), (0.5, True)])
-def test_no_step_overlaps_in_the_first_half_of_a_job(progress: float, expected: bool) -> None:
-    member = Member(32, 4, steps=1)
-    facts = RoundFacts(4, batch=32, step_seconds=0.01, exchange_seconds=0.001)
-    member.follow(Base(torch.empty(0), torch.empty(0), version=1, round=facts))
-
+    member.follow(base_of(workers, step=0.01, exchange=exchange))
     member.begin(progress)
 
     assert member.overlaps is expected
@@ -281,24 +248,14 @@ def test_no_step_overlaps_in_the_first_half_of_a_job(progress: float, expected: 
 @pytest.mark.parametrize(
     ("workers", "step_seconds", "done", "seconds", "expected"),
     [
-        (4, 0.1, 5, 0.99, False),
-        (4, 0.1, 5, 1.0, True),
-        (4, 0.1, 6, 1.0, False),
-        (4, 0.1, 6, 1.3, True),
-        (4, 0.1, 1, 30.0, True),
-        (1, 0.1, 1, 30.0, False),
-        (4, 0.0, 1, 30.0, False),
-        (0, 0.0, 1, 30.0, False),
-    ],
-    ids=[
-        "the others train",
-        "half as fast",
-        "a little slower",
-        "slower since",
-        "suspended",
-        "alone",
-        "unknown",
-        "first round",
+        pytest.param(4, 0.1, 5, 0.99, False, id="the others train"),
+        pytest.param(4, 0.1, 5, 1.0, True, id="half as fast"),
+        pytest.param(4, 0.1, 6, 1.0, False, id="a little slower"),
+        pytest.param(4, 0.1, 6, 1.3, True, id="slower since"),
+        pytest.param(4, 0.1, 1, 30.0, True, id="suspended"),
+        pytest.param(1, 0.1, 1, 30.0, False, id="alone"),
+        pytest.param(4, 0.0, 1, 30.0, False, id="unknown"),
+        pytest.param(0, 0.0, 1, 30.0, False, id="first round"),
     ],
 )
 def test_interval_is_late_if_it_is_much_slower_than_its_round(

@@ -96,13 +96,6 @@ class TestSending:
         assert version_of(link) == (2, 5)
         assert (link.updates.unapplied, link.updates.subtasks()) == (0, frozenset())
 
-    def test_a_flush_is_bounded(self, world: World, link: ShardLink) -> None:
-        world.lose_tensors()
-        submit(world, link, 0, 0, 2)
-
-        assert not link.flush(0.05)
-        assert link.updates.unapplied == 1, "it is kept"
-
     def test_a_push_waits_for_a_slot_among_the_shards_of_a_node(self, world: World) -> None:
         # Given a node whose other shard has the only slot
         slots = NotedSlots()
@@ -235,7 +228,8 @@ class TestLost:
         shard.turn()
         world.lose_tensors()
         submit(world, link, 0, 0, 4)
-        assert not link.flush(0.05)
+        assert not link.flush(0.05), "its time is bounded"
+        assert link.updates.unapplied == 1, "it is kept"
 
         shard.turn()
 
@@ -272,19 +266,7 @@ class TestLost:
 
 
 class TestRefused:
-    def test_a_rejected_one_is_trained_again(self, world: World, link: ShardLink) -> None:
-        submit(world, link, 0, 0, 2, checksum=1)
-        flush(link)
-        world.shard().turn()
-
-        settled = settle(link)
-
-        assert settled.rejected == ((0, "checksum"),)
-        assert settled.rework == {0}
-        assert link.updates.unapplied == 0
-        assert settle(link).rework == frozenset(), "reported once"
-
-    def test_updates_after_a_rejected_one_are_trained_again(
+    def test_a_rejected_one_and_those_after_it_are_trained_again(
         self, world: World, link: ShardLink
     ) -> None:
         shard = world.shard()
@@ -293,7 +275,10 @@ class TestRefused:
         flush(link)
         shard.turn()
 
-        assert settle(link).rework == {0}
+        settled = settle(link)
+        assert (settled.rejected[0], settled.rework) == ((0, "checksum"), {0})
+        assert link.updates.unapplied == 0
+        assert settle(link).rework == frozenset(), "reported once"
         assert world.sender.begin(0, 0, 4, 1) == 0
 
         submit(world, link, 0, 0, 4)
