@@ -81,70 +81,51 @@ def test_a_task_that_cannot_be_imported_fails_the_job_with_the_users_traceback(
     assert list(user.harness.workers.values())[-1].wait() == 0
 
 
+#: A learning rate that makes the first step overflow float32.
+OVERFLOWS = """
+class Mine(Audit):
+    def optimizer(self, parameters):
+        return torch.optim.SGD(parameters, lr=3e38)
+
+    def loss(self, model, batch):
+        return 10 * super().loss(model, batch)
+"""
+#: A loss that is NaN from the start.
+NAN = """
+class Mine(Audit):
+    def loss(self, model, batch):
+        return super().loss(model, batch) * float("nan")
+"""
+#: A metric that is missing.
+EVALUATES = """
+class Mine(Audit):
+    def evaluate(self, model, batch):
+        raise KeyError('top5')
+"""
+
+
 @pytest.mark.parametrize(
-    ("code", "reason"),
+    ("code", "fields", "reason"),
     [
-        (
-            "class Mine(Audit):\n    def model(self): raise OSError('no such layer')",
-            "no such layer",
-        ),
-        ("raise SystemExit('good bye')", "good bye"),
+        ("class Mine(Audit):\n    def model(self): raise OSError('no layer')", {}, "no layer"),
+        ("raise SystemExit('good bye')", {}, "good bye"),
+        ("class Mine(Audit): ...", {"samples": 0}, "the training data set is empty"),
+        (NAN, {"workers": 3, "epochs": 1000}, "the loss is nan in local step 1"),
+        (OVERFLOWS, {}, "the model's parameters are no longer finite"),
+        (EVALUATES, {}, "evaluate raised KeyError: 'top5'"),
     ],
-    ids=["model", "exit"],
+    ids=["model", "exit", "data", "loss", "parameters", "evaluation"],
 )
-def test_a_task_that_cannot_be_built_fails_the_job(user: User, code: str, reason: str) -> None:
-    failed = user.await_state(user.submit(code), JobState.FAILED)
-    assert failed.reason is not None
-    assert reason in failed.reason
+def test_code_that_never_works_fails_the_job_before_anything_is_trained(
+    user: User, code: str, fields: dict[str, Any], reason: str
+) -> None:
+    failed = user.await_state(user.submit(code, **fields), JobState.FAILED)
 
-
-def test_data_that_cannot_be_cut_fails_the_job_and_names_the_field(user: User) -> None:
-    failed = user.await_state(user.submit("class Mine(Audit): ...", samples=0), JobState.FAILED)
-    assert failed.reason is not None
-    assert failed.reason.startswith("task: the training data set is empty")
-    assert len(user.harness.jobs.failures(failed.id)) == ATTEMPTS, "another machine may have data"
-
-
-# --- the user's code fails ------------------------------------------------------------
-
-
-def test_a_loss_that_is_not_a_number_fails_the_job_at_its_first_step(user: User) -> None:
-    # Given a job of a thousand epochs whose loss is NaN from the start
-    job = user.submit(
-        """
-        class Mine(Audit):
-            def loss(self, model, batch):
-                return super().loss(model, batch) * float("nan")
-        """,
-        workers=3,
-        epochs=1000,
-    )
-
-    # Then it fails with that reason, and no update was applied
-    failed = user.await_state(job, JobState.FAILED)
-    assert failed.reason is not None
-    assert failed.reason.startswith("the loss is nan in local step 1")
-    assert failed.totals.get("updates", 0) == 0
-
-
-def test_parameters_that_overflow_fail_the_job_and_are_never_applied(user: User) -> None:
-    # Given a learning rate that makes the first step overflow float32
-    job = user.submit(
-        """
-        class Mine(Audit):
-            def optimizer(self, parameters):
-                return torch.optim.SGD(parameters, lr=3e38)
-
-            def loss(self, model, batch):
-                return 10 * super().loss(model, batch)
-        """
-    )
-
-    # Then the job fails with that reason, and no update was applied
-    failed = user.await_state(job, JobState.FAILED)
-    assert failed.reason is not None
-    assert failed.reason.startswith("the model's parameters are no longer finite")
-    assert failed.totals.get("updates", 0) == 0
+    assert reason in (failed.reason or "")
+    assert not failed.totals
+    pieces = [failure.piece for failure in user.harness.jobs.failures(failed.id)]
+    assert set(pieces) == {"initialise:0"}
+    assert len(pieces) >= ATTEMPTS, "another machine may be right"
 
 
 def test_an_error_at_one_sample_fails_the_job_after_three_attempts(
@@ -248,22 +229,6 @@ def test_updates_are_encoded_as_the_first_workers_link_needs_it(
     assert done.totals["samples"] == 300
     events = user.harness.jobs.events(job)
     assert [each["kind"] for each in events].count("codec-chosen") == (codec == "int2")
-
-
-def test_a_failing_evaluation_fails_the_job(user: User) -> None:
-    job = user.submit(
-        """
-        class Mine(Audit):
-            def evaluate(self, model, batch):
-                raise KeyError('top5')
-        """
-    )
-    failed = user.await_state(job, JobState.FAILED)
-    assert failed.reason is not None
-    assert failed.reason.startswith("evaluate raised KeyError: 'top5'")
-    # Before anything is trained.
-    assert {failure.piece for failure in user.harness.jobs.failures(job)} == {"initialise:0"}
-    assert not failed.totals
 
 
 def test_what_the_users_code_prints_is_in_the_jobs_log(user: User) -> None:
