@@ -37,35 +37,29 @@ def test_a_job_whose_intervals_depend_on_more_is_named(
     assert (why or "").endswith(reason or "") if reason is None else reason in (why or "")
 
 
-PARAMETERS = 3
-
-
 @pytest.mark.parametrize(
-    ("sent", "right", "difference"),
+    ("sent", "right", "parameters", "difference"),
     [
-        ([3.0, 4.0, 0.0, 7.0], [3.0, 4.0, 0.0, 7.0], 0.0),
-        ([3.0, 4.0, 1.5, 7.0], [3.0, 4.0, 0.0, 7.0], 0.3),
-        ([-3.0, -4.0, 0.0, 7.0], [3.0, 4.0, 0.0, 7.0], 2.0),
+        ([3.0, 4.0, 0.0, 7.0], [3.0, 4.0, 0.0, 7.0], 3, 0.0),
+        ([3.0, 4.0, 1.5, 7.0], [3.0, 4.0, 0.0, 7.0], 3, 0.3),
+        ([-3.0, -4.0, 0.0, 7.0], [3.0, 4.0, 0.0, 7.0], 3, 2.0),
         # A statistic that changes from 5 to 7 by rights.
-        ([3.0, 4.0, 0.0, 7.2], [3.0, 4.0, 0.0, 7.0], 0.1),
+        ([3.0, 4.0, 0.0, 7.2], [3.0, 4.0, 0.0, 7.0], 3, 0.1),
         # One that changes by less than its encoding loses.
-        ([3.0, 4.0, 0.0, 5.025], [3.0, 4.0, 0.0, 5.0], 0.1),
+        ([3.0, 4.0, 0.0, 5.025], [3.0, 4.0, 0.0, 5.0], 3, 0.1),
         # Steps of a learning rate of almost 0 are rounding.
-        ([1e-9, 0.0, 0.0, 5.0], [0.0, 1e-9, 0.0, 5.0], 1e-9 * 2**0.5 / 1e-4),
-        ([float("nan"), 4.0, 0.0, 7.0], [3.0, 4.0, 0.0, 7.0], float("nan")),
+        ([1e-9, 0.0, 0.0, 5.0], [0.0, 1e-9, 0.0, 5.0], 3, 1e-9 * 2**0.5 / 1e-4),
+        ([float("nan"), 4.0, 0.0, 7.0], [3.0, 4.0, 0.0, 7.0], 3, float("nan")),
+        # A model without statistics.
+        ([2.0, 2.0, 2.0, 2.0], [1.0, 1.0, 1.0, 1.0], 4, 1.0),
     ],
 )
 def test_the_difference_is_relative_to_the_right_change(
-    sent: list[float], right: list[float], difference: float
+    sent: list[float], right: list[float], parameters: int, difference: float
 ) -> None:
     base = torch.tensor([1.0, 0.0, 0.0, 5.0])
-    found = update_difference(torch.tensor(sent), torch.tensor(right), base, PARAMETERS)
+    found = update_difference(torch.tensor(sent), torch.tensor(right), base, parameters)
     assert found == pytest.approx(difference, rel=1e-4, nan_ok=True)
-
-
-def test_a_model_without_statistics_has_a_difference() -> None:
-    one = torch.ones(4)
-    assert update_difference(2 * one, one, one, 4) == pytest.approx(1.0)
 
 
 RIGHT, WRONG, LEFT = RepetitionOutcome

@@ -20,7 +20,6 @@ from vcasgd.verification.state import (
     LearnerState,
     MalformedState,
     NotRepeatable,
-    StateFormat,
 )
 from vcasgd.verification.verifier import (
     IntervalFacts,
@@ -28,12 +27,25 @@ from vcasgd.verification.verifier import (
     WrongInterval,
     state_of,
 )
-from vcasgd.worker.interval import Base
+from vcasgd.worker.interval import Base, Trained
+
+Vectors = tuple[Tensor, Tensor]
 
 
-def sent(state: LearnerState, state_format: StateFormat) -> LearnerState:
-    """Return what another machine makes of the bytes of a state."""
-    return state_format.parse(state.to_bytes())
+def repeated(
+    own: Machine, facts: IntervalFacts, base: Vectors, before: LearnerState
+) -> tuple[Trained, LearnerState]:
+    """Repeat an interval from the bytes of a state; return its update, and the state after it."""
+    repeating = RepeatingLearner(own.learner)
+    again = repeating.repeat(facts, base, repeating.format.parse(before.to_bytes()))
+    return again, state_of(repeating)
+
+
+def machines(task: Callable[[], Noisy] = Noisy, **fields: Any) -> tuple[Machine, Machine]:
+    """Return a volunteer's machine, and one of one's own that has trained something else."""
+    volunteer, own = (Machine(task(), subtask=number, **fields) for number in range(2))
+    own.interval()
+    return volunteer, own
 
 
 @pytest.mark.parametrize("rule", ["rounds", "async-local-sgd"])
@@ -41,10 +53,8 @@ def sent(state: LearnerState, state_format: StateFormat) -> LearnerState:
 @pytest.mark.ci
 def test_a_repetition_is_the_same_to_the_last_bit(name: str, rule: str) -> None:
     # Given two machines, of which one has trained something else
-    update = {"rule": rule}
-    volunteer = Machine(Noisy(OPTIMIZERS[name]), update=update, optimizer_state="keep")
-    own = Machine(Noisy(OPTIMIZERS[name]), subtask=2, update=update, optimizer_state="keep")
-    own.interval()
+    fields = {"update": {"rule": rule}, "optimizer_state": "keep"}
+    volunteer, own = machines(lambda: Noisy(OPTIMIZERS[name]), **fields)
     last = None
     for _ in range(3):
         base = volunteer.base
@@ -54,21 +64,19 @@ def test_a_repetition_is_the_same_to_the_last_bit(name: str, rule: str) -> None:
         last = after.digest
 
         # When it repeats the interval
-        repeating = RepeatingLearner(own.learner)
-        again = repeating.repeat(facts, base, sent(before, repeating.format))
+        again, state = repeated(own, facts, base, before)
 
         # Then it gets the same update and the same state
         assert torch.equal(again.update, trained.update)
         assert torch.equal(again.integers, trained.integers)
-        assert after.difference(state_of(repeating)) == 0.0
-        assert state_of(repeating).digest == after.digest
+        assert after.difference(state) == 0.0
+        assert state.digest == after.digest
         volunteer.move(trained)
 
 
 @pytest.mark.parametrize("name", ["momentum", "adam"])
 def test_a_repetition_follows_a_changed_share_of_the_batch(name: str) -> None:
-    volunteer, own = (Machine(Noisy(OPTIMIZERS[name]), subtask=n) for n in range(2))
-    own.interval()
+    volunteer, own = machines(lambda: Noisy(OPTIMIZERS[name]))
     _, trained, last, _ = volunteer.interval()
     volunteer.move(trained)
     member = volunteer.learner.member
@@ -83,12 +91,11 @@ def test_a_repetition_follows_a_changed_share_of_the_batch(name: str) -> None:
     before, trained, after, facts = volunteer.interval()
     assert before.digest == last.digest
 
-    repeating = RepeatingLearner(own.learner)
-    again = repeating.repeat(facts, base, sent(before, repeating.format))
+    again, state = repeated(own, facts, base, before)
 
     parameters = volunteer.learner.layout.parameters
     assert update_difference(trained.update, again.update, base[0], parameters) < 1e-6
-    assert after.difference(state_of(repeating)) < 1e-6
+    assert after.difference(state) < 1e-6
 
 
 @pytest.mark.parametrize("name", ["momentum", "adam"])
@@ -99,8 +106,7 @@ def test_the_own_training_is_the_same_to_the_last_bit(name: str) -> None:
     for each in (own, twin):
         each.move(each.interval()[1])
     before, _, _, facts = volunteer.interval()
-    repeating = RepeatingLearner(own.learner)
-    repeating.repeat(facts, volunteer.base, sent(before, repeating.format))
+    repeated(own, facts, volunteer.base, before)
 
     # When both go on
     one, two = own.interval(), twin.interval()
@@ -111,40 +117,35 @@ def test_the_own_training_is_the_same_to_the_last_bit(name: str) -> None:
 
 
 def test_an_interval_that_was_cut_short_is_repeated_up_to_there() -> None:
-    volunteer, own = Machine(Noisy(), push_every=4), Machine(Noisy(), subtask=1, push_every=4)
-    own.interval()
+    volunteer, own = machines(push_every=4)
     base = volunteer.base
     before, trained, after, facts = volunteer.interval(most=2)
     assert facts.stop < facts.planned
 
-    repeating = RepeatingLearner(own.learner)
-    again = repeating.repeat(facts, base, sent(before, repeating.format))
+    again, state = repeated(own, facts, base, before)
 
     assert torch.equal(again.update, trained.update)
-    assert after.difference(state_of(repeating)) == 0.0
+    assert after.difference(state) == 0.0
 
 
 def test_an_interval_after_a_rollback_has_smaller_steps() -> None:
-    volunteer, own = Machine(Noisy()), Machine(Noisy(), subtask=1)
-    own.interval()
+    volunteer, own = machines()
     volunteer.interval()
     volunteer.rollbacks = 1
     base = volunteer.base
     _, trained, after, facts = volunteer.interval()
 
-    repeating = RepeatingLearner(own.learner)
-    fresh = LearnerState(repeating.format, {})
-    again = repeating.repeat(facts, base, fresh)
+    fresh = LearnerState(after.format, {})
+    again, state = repeated(own, facts, base, fresh)
 
     assert torch.equal(again.update, trained.update)
-    assert after.difference(state_of(repeating)) == 0.0
+    assert after.difference(state) == 0.0
     assert fresh.digest == FRESH
 
 
 @pytest.mark.parametrize(("push", "least", "most"), [(0.0, 0.0, 0.0), (0.3, 0.29, 0.31)])
 def test_a_pushed_momentum_differs(push: float, least: float, most: float) -> None:
-    volunteer, own = Machine(Noisy()), Machine(Noisy(), subtask=1)
-    own.interval()
+    volunteer, own = machines()
     volunteer.move(volunteer.interval()[1])
     base = volunteer.base
     before, _, after, facts = volunteer.interval()
@@ -152,20 +153,17 @@ def test_a_pushed_momentum_differs(push: float, least: float, most: float) -> No
     whole = sum(float(each.square().sum()) for each in momenta) ** 0.5
     momenta[0].view(-1)[0] += push * whole
 
-    repeating = RepeatingLearner(own.learner)
-    repeating.repeat(facts, base, sent(before, repeating.format))
+    _, state = repeated(own, facts, base, before)
 
-    assert least <= after.difference(state_of(repeating)) <= most
+    assert least <= after.difference(state) <= most
 
 
 def test_a_wrong_base_shows_in_the_update() -> None:
-    volunteer, own = Machine(Noisy()), Machine(Noisy(), subtask=1)
-    own.interval()
+    volunteer, own = machines()
     floats, integers = volunteer.base
     before, trained, _, facts = volunteer.interval()
 
-    repeating = RepeatingLearner(own.learner)
-    again = repeating.repeat(facts, (floats + 0.3, integers), sent(before, repeating.format))
+    again, _ = repeated(own, facts, (floats + 0.3, integers), before)
 
     parameters = own.learner.layout.parameters
     assert update_difference(trained.update, again.update, floats, parameters) > 0.1

@@ -19,6 +19,7 @@ from vcasgd.verification.exchange import (
     RepetitionExchange,
     RepetitionRequest,
     RepetitionResult,
+    RepetitionTask,
 )
 from vcasgd.verification.repetitions import MAX_ATTEMPTS, MAX_LATER
 from vcasgd.verification.state import FRESH
@@ -80,12 +81,20 @@ class RepeatedWorld:
                 return request
         raise AssertionError("no update was selected")
 
-    def answer(self, request: RepetitionRequest, outcome: RepetitionResult) -> None:
-        """Upload states, and repeat the interval, as two honest workers do."""
-        self.exchange.upload(request, torch.ones(10, dtype=torch.uint8), torch.ones(12).byte())
+    def assigned(self, request: RepetitionRequest) -> RepetitionTask:
+        """Upload states; return what another worker is asked for."""
+        self.exchange.upload(request, torch.ones(10).byte(), torch.ones(12).byte())
+        return self.next_task()
+
+    def next_task(self) -> RepetitionTask:
         self.turn(2)
         task = self.exchange.task()
         assert task is not None
+        return task
+
+    def answer(self, request: RepetitionRequest, outcome: RepetitionResult) -> None:
+        """Upload states, and repeat the interval, as two honest workers do."""
+        task = self.assigned(request)
         assert task.update.update == request.update
         self.exchange.report(task, outcome)
         self.turn()
@@ -194,13 +203,9 @@ def test_the_worker_is_asked_before_it_sees_that_its_update_was_applied(
 def test_the_base_and_the_update_are_those_of_the_interval(repeated: RepeatedWorld) -> None:
     repeated.push("eve")
     base = repeated.world.vector()
-    request = repeated.asked("eve")
-    repeated.exchange.upload(request, torch.ones(8).byte(), torch.ones(8).byte())
-    repeated.turn(2)
 
-    task = repeated.exchange.task()
+    task = repeated.assigned(repeated.asked("eve"))
 
-    assert task is not None
     assert task.by == "own"
     floats = len(base)
     header = task.update
@@ -293,17 +298,11 @@ def test_sizes_that_cant_be_read_are_wrong(repeated: RepeatedWorld, answer: byte
 def test_another_worker_is_asked_if_one_is_lost_or_cant(repeated: RepeatedWorld) -> None:
     repeated.own("own-2")
     repeated.push("eve")
-    request = repeated.asked("eve")
-    repeated.exchange.upload(request, torch.ones(8).byte(), torch.ones(8).byte())
-    repeated.turn(2)
-    first = repeated.exchange.task()
-    assert first is not None
+    first = repeated.assigned(repeated.asked("eve"))
     repeated.shard.lose([first.by])
-    repeated.turn(2)
 
-    second = repeated.exchange.task()
+    second = repeated.next_task()
 
-    assert second is not None
     assert {first.by, second.by} == {"own", "own-2"}
     repeated.exchange.report(second, RIGHT)
     repeated.turn()
@@ -312,16 +311,9 @@ def test_another_worker_is_asked_if_one_is_lost_or_cant(repeated: RepeatedWorld)
 
 def test_a_repetition_that_nobody_can_make_ends_without_a_result(repeated: RepeatedWorld) -> None:
     repeated.push("eve")
-    repeated.push("eve")
-    repeated.exchange.upload(
-        repeated.exchange.requested() or repeated.asked("eve"),
-        torch.ones(8).byte(),
-        torch.ones(8).byte(),
-    )
-    for _ in range(MAX_ATTEMPTS):
-        repeated.turn(2)
-        task = repeated.exchange.task()
-        assert task is not None
+    task = repeated.assigned(repeated.asked("eve"))
+    for attempt in range(MAX_ATTEMPTS):
+        task = repeated.next_task() if attempt else task
         repeated.exchange.report(task, UNABLE)
     repeated.turn(2)
 

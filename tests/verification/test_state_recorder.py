@@ -41,16 +41,6 @@ class RecordedMachine(Machine):
         return claims.before, claims.after
 
 
-def test_the_states_of_intervals_fit_together(tensors: RedisClient) -> None:
-    machine = RecordedMachine(tensors)
-
-    states = [machine.push() for _ in range(3)]
-
-    assert states[0][0] == FRESH
-    assert len({after for _, after in states}) == 3
-    assert [before for before, _ in states[1:]] == [after for _, after in states[:-1]]
-
-
 def test_after_a_rollback_the_state_is_that_of_a_new_optimizer(tensors: RedisClient) -> None:
     machine = RecordedMachine(tensors)
     machine.push()
@@ -79,12 +69,16 @@ def test_after_a_refused_update_the_worker_starts_with_a_new_optimizer(
     assert machine.push()[0] != FRESH
 
 
-def test_the_states_of_the_last_two_updates_are_uploaded_once(tensors: RedisClient) -> None:
+def test_states_fit_together_and_those_of_the_last_two_updates_are_uploaded_once(
+    tensors: RedisClient,
+) -> None:
     machine = RecordedMachine(tensors)
     exchange = RepetitionExchange(tensors, TensorKeys(JOB))
     floats = torch.zeros(1)
-    for _ in range(3):
-        machine.push()
+    states = [machine.push() for _ in range(3)]
+    assert states[0][0] == FRESH
+    assert len({after for _, after in states}) == 3
+    assert [before for before, _ in states[1:]] == [after for _, after in states[:-1]]
 
     def ask(number: int, worker: str = WORKER) -> RepetitionRequest:
         request = RepetitionRequest(
