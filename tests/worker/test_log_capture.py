@@ -21,7 +21,7 @@ from vcasgd.worker.log_capture import LINES_KEPT, UNFINISHED_SECONDS, LineCaptur
 
 
 class Log:
-    """Log of a worker whose output is captured; while it isn't ``available``, nothing can be sent."""
+    """Log of a worker that is captured; while it isn't ``available``, nothing can be sent."""
 
     def __init__(self) -> None:
         self.lines: list[NewLine] = []
