@@ -3,20 +3,29 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from compat.test_batches import LargeNormalized, Normalized
-from compat.test_buffers import Queued, facts_of
-from support.compat import Points, on_workers, script, simulated
+from compat.test_buffers import Queued
+from support.compat import (
+    FewPoints,
+    Points,
+    facts_of,
+    loop_script,
+    on_workers,
+    own_steps,
+    simulated,
+)
 from support.harness import Harness
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from vcasgd.store.ledger.job import JobState
+from vcasgd.task.task import Task
 from vcasgd.worker.approximations import own_values
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -55,204 +64,11 @@ class Warming(Points):
         return super().loss(model, batch) * min(1.0, 0.9 + self.steps / 100)
 
 
-HALF = {"update": {"rule": "rounds", "codec": "bfloat16"}}
-
-
-@pytest.mark.parametrize(
-    ("task", "fields", "kinds"),
-    [
-        (Points, {}, []),
-        (WithoutMomentum, {}, []),
-        (Momentum, {}, ["momentum-starts-again"]),
-        (Scaled, {}, ["state-starts-again"]),
-        (Clipping, {}, []),
-        (Clipping, HALF, ["clip-approximated"]),
-        (Queued, {}, []),
-        (LargeNormalized, {}, ["norm-of-parts"]),
-        (Normalized, {}, []),
-        (LargeNormalized, {"batch": "worker"}, []),
-        (Warming, {}, ["own-values"]),
-        (ShortParts, {}, ["buffers-averaged"]),
-        (Queued, {"batch": "worker"}, ["buffers-averaged"]),
-    ],
-)
-def test_what_is_approximated_is_noted(
-    task: type[Points], fields: dict[str, Any], kinds: list[str]
-) -> None:
-    assert list(facts_of(task(), **fields).notes) == kinds
-
-
 class Bucketed(WithoutMomentum):
     """Batches of a sampler of their own."""
 
     def sampler(self, dataset: Any) -> Any:
         return [list(range(start, start + 64)) for start in range(0, len(dataset), 64)]
-
-
-@pytest.mark.parametrize(("fields", "kinds"), [({}, ["batches-mixed"]), ({"batch": "worker"}, [])])
-def test_batches_of_a_sampler_that_are_mixed_are_noted(
-    fields: dict[str, Any], kinds: list[str]
-) -> None:
-    assert list(facts_of(Bucketed(), **fields).notes) == kinds
-
-
-def test_one_worker_approximates_nothing() -> None:
-    assert not facts_of(Momentum(), workers=1).notes
-
-
-CLIPS = """
-import sys
-
-import torch
-import vcasgd
-
-sys.path.insert(0, {tests!r})
-from support.compat import Points
-
-points = Points()
-model = points.model()
-optimizer = points.optimizer(model.parameters())
-session = vcasgd.Session(model, optimizer)
-
-
-@session.evaluation(points.dataset("validation"))
-def judge(model, batch):
-    return points.evaluate(model, batch)
-
-
-for batch in session.loader(points.dataset("train"), batch_size=64):
-    optimizer.zero_grad()
-    points.loss(model, batch).backward()
-    {changes}
-    optimizer.step()
-"""
-
-
-HELPERS = """
-kept = {}
-
-
-def clamped(model):
-    for each in model.parameters():
-        each.grad.clamp_(-0.1, 0.1)
-
-
-def smoothed(model):
-    for each in model.parameters():
-        kept[each] = 0.9 * kept.get(each, 0) + each.grad
-        each.grad = kept[each]
-"""
-
-
-@pytest.mark.parametrize(
-    ("changes", "words"),
-    [
-        ("torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)", None),
-        ("model[0].bias.grad.clamp_(-0.1, 0.1)", None),
-        ("clamped(model)", None),
-        ("model[0].bias.grad.clamp_(-len(batch), 0.1)", "hooks or the loop"),
-        ("smoothed(model)", "hooks or the loop"),
-        ("model[0].bias.grad = None", None),
-        ("[p.grad.zero_() for p in model.parameters() if p.grad is not None]", None),
-        ("g = [p.grad for p in model.parameters() if p.grad is not None]", "hooks or the loop"),
-    ],
-)
-def test_a_loop_that_changes_gradients_is_noted(
-    tmp_path: Path, changes: str, words: str | None
-) -> None:
-    tests = str(Path(__file__).parents[1])
-    (tmp_path / "gradient_helpers.py").write_text(HELPERS)
-    head = "from gradient_helpers import clamped, smoothed"
-    task = script(f"{head}\n{CLIPS.format(tests=tests, changes=changes)}", tmp_path)()
-
-    notes = facts_of(task).notes
-
-    assert list(notes) == (["loop-clips"] if words else [])
-    assert (words or "") in notes.get("loop-clips", "")
-
-
-TRAINER = """
-class Trainer:
-    def __init__(self, loss, optimizer):
-        self.loss, self.optimizer, self.norms = loss, optimizer, 0
-
-    def change(self, model):
-        for each in model.parameters():
-            {change}
-
-    def fit(self, model, loader):
-        for batch in loader:
-            self.optimizer.zero_grad()
-            self.loss(model, batch).backward()
-            self.change(model)
-            self.optimizer.step()
-"""
-
-
-@pytest.mark.parametrize(
-    ("change", "kinds"),
-    [
-        ("each.grad.clamp_(-0.1, 0.1)", []),
-        ("self.norms += each.grad.norm(); each.grad /= self.norms", ["loop-clips"]),
-    ],
-)
-def test_a_loop_of_another_file_is_read(tmp_path: Path, change: str, kinds: list[str]) -> None:
-    (tmp_path / "trainer_of_test.py").write_text(TRAINER.format(change=change))
-    tests = str(Path(__file__).parents[1])
-    head, _, _ = CLIPS.format(tests=tests, changes="").partition("for batch in")
-    fit = 'session.loader(points.dataset("train"), batch_size=64)'
-    source = f"{head}Trainer(points.loss, optimizer).fit(model, {fit})"
-    task = script(f"from trainer_of_test import Trainer\n{source}", tmp_path)()
-
-    notes = facts_of(task).notes
-
-    assert [each for each in notes if each == "loop-clips"] == kinds
-    assert task.clips_itself == (not kinds)
-
-
-def test_a_loop_that_clips_parts_of_batches_is_noted(tmp_path: Path) -> None:
-    tests = str(Path(__file__).parents[1])
-    clips = "torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)"
-    task = script(CLIPS.format(tests=tests, changes=clips), tmp_path)()
-
-    notes = facts_of(task, **HALF).notes
-
-    assert "the loop clips the gradient of a worker's part" in notes["loop-clips"]
-
-
-@pytest.mark.parametrize("clip", ["clip_grad_norm_", "clip_grad_value_"])
-def test_a_loop_clips_parts_at_a_larger_norm(tmp_path: Path, clip: str) -> None:
-    # Given a loop that clips nearly each gradient of 4 workers, and notes the largest number
-    file, order = tmp_path / "largest", "torch.inf" if "value" in clip else "2"
-    norm = f"torch.nn.utils.get_total_norm([each.grad for each in model.parameters()], {order})"
-    note = f"with open({str(file)!r}, 'a') as out: print(float({norm}), file=out)"
-    changes = f"torch.nn.utils.{clip}(model.parameters(), 0.001)\n    {note}"
-    tests = str(Path(__file__).parents[1])
-
-    simulated(script(CLIPS.format(tests=tests, changes=changes), tmp_path), 4, epochs=1)
-
-    noted = [float(each) for each in file.read_text().split()]
-    assert statistics.median(noted) == pytest.approx(0.002, rel=0.01)
-
-
-STEPS = """
-class Signs(torch.optim.SGD):
-    def step(self, closure=None):
-        for group in self.param_groups:
-            for each in group["params"]:
-                each.data.sub_(group["lr"] * each.grad.sign())
-
-
-optimizer = Signs(model.parameters(), lr=1e-3)
-session = vcasgd.Session(model, optimizer)"""
-
-
-def test_an_optimizer_of_a_script_changes_no_gradient(tmp_path: Path) -> None:
-    tests = str(Path(__file__).parents[1])
-    source = CLIPS.format(tests=tests, changes="pass")
-    source = source.replace("session = vcasgd.Session(model, optimizer)", STEPS)
-
-    assert "loop-clips" not in facts_of(script(source, tmp_path)()).notes
 
 
 class Hooked(Points):
@@ -296,9 +112,28 @@ class HookedLater(Points):
         return model
 
 
+HALF = {"update": {"rule": "rounds", "codec": "bfloat16"}}
+
+
 @pytest.mark.parametrize(
     ("task", "fields", "kinds"),
     [
+        (Points, {}, []),
+        (WithoutMomentum, {}, []),
+        (Momentum, {}, ["momentum-starts-again"]),
+        (Momentum, {"workers": 1}, []),
+        (Scaled, {}, ["state-starts-again"]),
+        (Clipping, {}, []),
+        (Clipping, HALF, ["clip-approximated"]),
+        (Queued, {}, []),
+        (LargeNormalized, {}, ["norm-of-parts"]),
+        (Normalized, {}, []),
+        (LargeNormalized, {"batch": "worker"}, []),
+        (Warming, {}, ["own-values"]),
+        (ShortParts, {}, ["buffers-averaged"]),
+        (Queued, {"batch": "worker"}, ["buffers-averaged"]),
+        (Bucketed, {}, ["batches-mixed"]),
+        (Bucketed, {"batch": "worker"}, []),
         (Hooked, {}, []),
         (Hooked, HALF, ["loop-clips"]),
         (HookedStep, {}, []),
@@ -308,10 +143,126 @@ class HookedLater(Points):
         (HookedLater, {}, ["loop-clips"]),
     ],
 )
-def test_hooks_on_gradients_of_parts_are_noted(
+def test_what_is_approximated_is_noted(
     task: type[Points], fields: dict[str, Any], kinds: list[str]
 ) -> None:
     assert list(facts_of(task(), **fields).notes) == kinds
+
+
+def changing_loop(folder: Path, changes: str, **options: Any) -> Callable[[], Task]:
+    """Return the task of a loop that changes gradients before each step."""
+    return loop_script(folder, own_steps(changes=changes), **options)
+
+
+HELPERS = """
+kept = {}
+
+
+def clamped(model):
+    for each in model.parameters():
+        each.grad.clamp_(-0.1, 0.1)
+
+
+def smoothed(model):
+    for each in model.parameters():
+        kept[each] = 0.9 * kept.get(each, 0) + each.grad
+        each.grad = kept[each]
+"""
+CLIPS = "torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)"
+
+
+@pytest.mark.parametrize(
+    ("changes", "fields", "words"),
+    [
+        (CLIPS, {}, None),
+        (CLIPS, HALF, "the loop clips the gradient of a worker's part"),
+        ("model[0].bias.grad.clamp_(-0.1, 0.1)", {}, None),
+        ("clamped(model)", {}, None),
+        ("model[0].bias.grad.clamp_(-len(batch), 0.1)", {}, "hooks or the loop"),
+        ("smoothed(model)", {}, "hooks or the loop"),
+        ("model[0].bias.grad = None", {}, None),
+        ("[p.grad.zero_() for p in model.parameters() if p.grad is not None]", {}, None),
+        ("g = [p.grad for p in model.parameters() if p.grad is not None]", {}, "hooks or the loop"),
+    ],
+)
+def test_a_loop_that_changes_gradients_is_noted(
+    tmp_path: Path, changes: str, fields: dict[str, Any], words: str | None
+) -> None:
+    (tmp_path / "gradient_helpers.py").write_text(HELPERS)
+    before = "from gradient_helpers import clamped, smoothed"
+
+    notes = facts_of(changing_loop(tmp_path, changes, before=before)(), **fields).notes
+
+    assert list(notes) == (["loop-clips"] if words else [])
+    assert (words or "") in notes.get("loop-clips", "")
+
+
+TRAINER = """
+class Trainer:
+    def __init__(self, loss, optimizer):
+        self.loss, self.optimizer, self.norms = loss, optimizer, 0
+
+    def change(self, model):
+        for each in model.parameters():
+            {change}
+
+    def fit(self, model, loader):
+        for batch in loader:
+            self.optimizer.zero_grad()
+            self.loss(model, batch).backward()
+            self.change(model)
+            self.optimizer.step()
+"""
+
+
+@pytest.mark.parametrize(
+    ("change", "kinds"),
+    [
+        ("each.grad.clamp_(-0.1, 0.1)", []),
+        ("self.norms += each.grad.norm(); each.grad /= self.norms", ["loop-clips"]),
+    ],
+)
+def test_a_loop_of_another_file_is_read(tmp_path: Path, change: str, kinds: list[str]) -> None:
+    (tmp_path / "trainer_of_test.py").write_text(TRAINER.format(change=change))
+    fits = "Trainer(task.loss, optimizer).fit(model, session.loader(data, batch_size=64))"
+    task = loop_script(tmp_path, fits, before="from trainer_of_test import Trainer")()
+
+    notes = facts_of(task).notes
+
+    assert [each for each in notes if each == "loop-clips"] == kinds
+    assert task.clips_itself == (not kinds)
+
+
+@pytest.mark.parametrize("clip", ["clip_grad_norm_", "clip_grad_value_"])
+def test_a_loop_clips_parts_at_a_larger_norm(tmp_path: Path, clip: str) -> None:
+    # Given a loop that clips nearly each gradient of 4 workers, and notes the largest number
+    file, order = tmp_path / "largest", "torch.inf" if "value" in clip else "2"
+    norm = f"torch.nn.utils.get_total_norm([each.grad for each in model.parameters()], {order})"
+    note = f"with open({str(file)!r}, 'a') as out: print(float({norm}), file=out)"
+    changes = f"torch.nn.utils.{clip}(model.parameters(), 0.001)\n    {note}"
+    task = changing_loop(tmp_path, changes, task=FewPoints)
+
+    simulated(task, 4, epochs=1)
+
+    noted = [float(each) for each in file.read_text().split()]
+    assert statistics.median(noted) == pytest.approx(0.002, rel=0.01)
+
+
+SIGNS = """
+class Signs(torch.optim.SGD):
+    def step(self, closure=None):
+        for group in self.param_groups:
+            for each in group["params"]:
+                each.data.sub_(group["lr"] * each.grad.sign())
+"""
+
+
+def test_an_optimizer_of_a_script_changes_no_gradient(tmp_path: Path) -> None:
+    signs = "Signs(model.parameters(), lr=1e-3)"
+
+    task = loop_script(tmp_path, own_steps(), before=SIGNS, optimizer=signs)()
+
+    assert "loop-clips" not in facts_of(task).notes
 
 
 LOOP = """
@@ -366,24 +317,12 @@ def test_values_that_a_loop_carries_from_batch_to_batch(
 
 
 COUNTS = """
-import sys
-from pathlib import Path
-
-import vcasgd
-
-sys.path.insert(0, {tests!r})
-from support.compat import Points
-
-points = Points()
-model = points.model()
-session = vcasgd.Session(model, points.optimizer(model.parameters()))
-session.evaluation(points.dataset("validation"))(points.evaluate)
 steps = 0
-for batch in session.batches(points.dataset("train"), batch_size=64):
+for batch in session.batches(data, batch_size=64):
     if session.global_step == 0:
         Path({file!r}).write_text(str(steps))
     steps += 1
-    session.step(points.loss(model, batch) * min(1.0, steps / 10))
+    session.step(task.loss(model, batch) * min(1.0, steps / 10))
 """
 
 
@@ -392,7 +331,7 @@ def test_a_loop_does_not_count_batches_that_are_only_compared(
     harness: Harness, tmp_path: Path
 ) -> None:
     file = tmp_path / "counted"
-    script(COUNTS.format(tests=str(Path(__file__).parents[1]), file=str(file)), tmp_path)
+    loop_script(tmp_path, COUNTS.format(file=str(file)), before="from pathlib import Path")
 
     _, job = on_workers(harness, tmp_path, "train.py", 2, epochs=1)
 

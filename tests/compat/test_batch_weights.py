@@ -15,10 +15,12 @@ from support.compat import (
     Points,
     assert_as_plain,
     assert_close,
+    ends_of,
     evaluate_plainly,
     grid,
+    loop_script,
     orders,
-    script,
+    own_steps,
     simulated,
 )
 from torch import Tensor, nn
@@ -108,12 +110,6 @@ class FewLabels(MeanOverTokens):
         return torch.optim.SGD(parameters, lr=0.5)
 
 
-@pytest.mark.extended
-@grid
-def test_means_over_tokens(workers: int) -> None:
-    assert_as_plain(Case(MeanOverTokens), workers)
-
-
 @grid
 def test_parts_without_a_label(workers: int) -> None:
     def twin(seed: int) -> Metrics:
@@ -177,44 +173,21 @@ def accumulated(task: MeanOverTokens, epochs: int, seed: int, parts: int) -> Met
     return evaluate_plainly(task, model)
 
 
-@pytest.mark.extended
-@grid
-def test_gradients_of_micro_batches(workers: int) -> None:
-    def twin(seed: int) -> Metrics:
-        return accumulated(Accumulated(), 4, seed, parts=4)
-
-    assert_as_plain(Case(Accumulated, twin=twin), workers)
-
-
 def test_a_single_worker_trains_exactly_as_a_loop() -> None:
     ends = simulated(Accumulated, 1)["loss"], accumulated(Accumulated(), 4, 0, parts=4)["loss"]
     assert ends[0] == pytest.approx(ends[1], rel=1e-4)
 
 
 #: The same training as scripts, whose session makes the steps, or whose loop does.
-SCRIPT = """
-import sys
-
-sys.path.insert(0, {tests!r})
-from compat.test_batch_weights import Accumulated
-
-import vcasgd
-
-task = Accumulated()
-model = task.model()
-optimizer = task.optimizer(model.parameters())
-session = vcasgd.Session(model, optimizer{weight})
-session.evaluation(task.dataset("validation"))(task.evaluate)
-"""
 STEPS = """
 for batch in session.batches(
-    DataLoader(task.dataset("train"), 16, collate_fn=task.collate), gradient_accumulation_steps=4
+    DataLoader(data, 16, collate_fn=task.collate), gradient_accumulation_steps=4
 ):
     session.step(task.loss(model, batch))
 """
 LOOP = """
 loader = session.loader(
-    DataLoader(task.dataset("train"), 4, collate_fn=task.collate), gradient_accumulation_steps=4
+    DataLoader(data, 4, collate_fn=task.collate), gradient_accumulation_steps=4
 )
 for batch in loader:
     (task.loss(model, batch) / 4).backward()
@@ -227,10 +200,8 @@ for batch in loader:
 @pytest.mark.parametrize("loop", [STEPS, LOOP], ids=["session", "own-steps"])
 @pytest.mark.ci
 def test_scripts(tmp_path: Path, loop: str) -> None:
-    weight = ", batch_weight=task.batch_weight"
-    start = SCRIPT.format(tests=str(Path(__file__).parents[1]), weight=weight)
-    source = start + "from torch.utils.data import DataLoader\n" + loop
-    make_task = script(source, tmp_path)
+    weighs = "optimizer, batch_weight=task.batch_weight"
+    make_task = loop_script(tmp_path, loop, Accumulated, session=weighs)
 
     ends = [simulated(make_task, 4)["loss"]]
 
@@ -238,25 +209,14 @@ def test_scripts(tmp_path: Path, loop: str) -> None:
 
 
 #: A loop without accumulation, whose labels are found.
-FOUND = """
-for batch in session.loader(
-    DataLoader(task.dataset("train"), 16, shuffle=True, collate_fn=task.collate)
-):
-    optimizer.zero_grad()
-    task.loss(model, batch).backward()
-    optimizer.step()
-"""
+FOUND = own_steps("DataLoader(data, 16, shuffle=True, collate_fn=task.collate)")
 
 
 # The loop itself divides by 0 in a whole batch without a label, so alone it diverges as written.
 @pytest.mark.parametrize("workers", [4, pytest.param(8, marks=pytest.mark.extended)])
 @pytest.mark.ci
 def test_labels_that_are_found_in_a_script(tmp_path: Path, workers: int) -> None:
-    start = SCRIPT.format(tests=str(Path(__file__).parents[1]), weight="")
-    source = start.replace("Accumulated", "FewLabels")
-    make_task = script(source + "from torch.utils.data import DataLoader\n" + FOUND, tmp_path)
-
-    ends = [simulated(make_task, workers, seed)["loss"] for seed in SEEDS]
+    ends = ends_of(loop_script(tmp_path, FOUND, FewLabels), workers, epochs=4)
 
     assert_close(ends, [accumulated(FewLabels(), 4, seed, parts=1)["loss"] for seed in SEEDS])
 

@@ -9,11 +9,17 @@ from typing import Any
 import pytest
 import torch
 from support.compat import (
+    SESSION_STEPS,
+    ByLoss,
     Case,
+    FewPoints,
     Points,
     assert_as_plain,
     grid,
+    learner_of,
+    loop_script,
     on_workers,
+    own_steps,
     plain,
     script,
     simulated,
@@ -25,16 +31,10 @@ from torch.optim import Optimizer
 from torch.utils.data import Dataset
 
 from vcasgd.learning.batch_probe import division_of, probed
-from vcasgd.learning.local_batch import Division, LocalBatch, most_workers
-from vcasgd.spec.job import JobSpec
+from vcasgd.learning.local_batch import LocalBatch, most_workers
 from vcasgd.store.ledger.job import JobState
-from vcasgd.worker.learner import Learner
 
 pytestmark = pytest.mark.usefixtures("one_thread")
-
-
-class FewPoints(Points):
-    samples = 1024
 
 
 class SingleSamples(FewPoints):
@@ -68,15 +68,10 @@ def test_small_batches_that_are_normalized(workers: int) -> None:
     assert_as_plain(Case(Normalized), workers)
 
 
-@pytest.mark.extended
-@grid
-def test_large_batches_that_are_normalized(workers: int) -> None:
-    assert_as_plain(Case(LargeNormalized), workers)
-
-
-class Contrastive(FewPoints):
+class Contrastive(ByLoss):
     """A model that recognizes a point among the others of its batch, after small changes."""
 
+    samples = 1024
     batch_size = 128
 
     def model(self) -> nn.Module:
@@ -88,24 +83,17 @@ class Contrastive(FewPoints):
         first, second = F.normalize(model(changed), dim=-1)
         return F.cross_entropy(first @ second.T / 0.2, torch.arange(len(points)))
 
-    def evaluate(self, model: nn.Module, batch: Any) -> dict[str, Tensor]:
-        count = torch.tensor(len(batch[0]))
-        return {"loss": self.loss(model, batch) * count, "count": count}
 
-
-class Overlap(FewPoints):
+class Overlap(ByLoss):
     """A model of one class, with the Dice loss of whole batches."""
 
+    samples = 1024
     batch_size = 32
 
     def loss(self, model: nn.Module, batch: Any) -> Tensor:
         points, labels = batch
         found, there = model(points).softmax(1)[:, 3], (labels == 3).float()
         return 1 - (2 * (found * there).sum() + 1) / (found.sum() + there.sum() + 1)
-
-    def evaluate(self, model: nn.Module, batch: Any) -> dict[str, Tensor]:
-        count = torch.tensor(len(batch[0]))
-        return {"loss": self.loss(model, batch) * count, "count": count}
 
 
 @grid
@@ -261,44 +249,13 @@ def test_what_a_loss_needs_is_measured(task: Points, least: int, why: str) -> No
         assert torch.equal(each, before[name])
 
 
-#: The same losses in scripts, whose session makes the steps, or whose loop does.
-SCRIPT = """
-import sys
-
-sys.path.insert(0, {support!r})
-from compat.test_batches import {task}
-
-import vcasgd
-
-task = {task}()
-model = task.model()
-optimizer = task.optimizer(model.parameters())
-session = vcasgd.Session(model, optimizer)
-session.evaluation(task.dataset("validation"))(task.evaluate)
-"""
-LOOPS = {
-    "session": """
-for batch in session.batches(task.dataset("train"), task.batch_size):
-    session.step(task.loss(model, batch))
-""",
-    "own-steps": """
-for batch in session.loader(task.dataset("train"), task.batch_size):
-    optimizer.zero_grad()
-    task.loss(model, batch).backward()
-    optimizer.step()
-""",
-}
-
-
-@pytest.mark.parametrize("loop", LOOPS)
+@pytest.mark.parametrize("loop", [SESSION_STEPS, own_steps()], ids=["session", "own-steps"])
 @pytest.mark.parametrize("task", [Contrastive, Summed, WholeOnly, FewPoints])
 def test_what_the_loss_of_a_script_needs_is_measured(
     tmp_path: Path, task: type[Points], loop: str
 ) -> None:
-    source = SCRIPT.format(support=str(Path(__file__).parents[1]), task=task.__name__)
-    make_task = script(source + LOOPS[loop], tmp_path)
-    job = {"name": "j", "task": "t:T", "epochs": 2, "workers": {"max": 4}}
-    learner = Learner(JobSpec.parse(job), make_task(), "cpu")
+    make_task = loop_script(tmp_path, loop, task)
+    learner = learner_of(make_task(), epochs=2)
     before = learner.initial()[0]
 
     facts = learner.facts(1)
@@ -326,10 +283,16 @@ class Declared(Normalized):
 
 @pytest.mark.parametrize(
     ("task", "least", "workers"),
-    [(SingleSamples(), 1, 1), (Points(), 2, 32), (Frozen(), 2, 8), (Normalized(), 16, 1),
-     (LargeNormalized(), 16, 4), (Declared(), 8, 2)],
+    [
+        (SingleSamples(), 1, 1),
+        (Points(), 2, 32),
+        (Frozen(), 2, 8),
+        (Normalized(), 16, 1),
+        (LargeNormalized(), 16, 4),
+        (Declared(), 8, 2),
+    ],
     ids=lambda each: type(each).__name__,
-)  # fmt: skip
+)
 def test_how_many_workers_share_a_batch(task: Points, least: int, workers: int) -> None:
     division = division_of(task, task.model())
 
@@ -346,25 +309,10 @@ def test_a_part_is_never_smaller_than_it_may_be() -> None:
     assert batch.size == 16
 
 
-def test_a_reason_is_for_people() -> None:
-    assert division_of(Normalized(), Normalized().model()) == Division(
-        16, "BatchNorm1d 1 normalizes over the batch"
-    )
-
-
-#: A task in a job file.
-TASK = """
-import sys
-
-sys.path.insert(0, {support!r})
-from compat.test_batches import Normalized
-"""
-
-
 @pytest.mark.extended
 @pytest.mark.slow
 def test_idle_workers_are_named(harness: Harness, tmp_path: Path) -> None:
-    script(TASK.format(support=str(Path(__file__).parents[1])), tmp_path)
+    script(f"from {__name__} import Normalized", tmp_path)
 
     _, job = on_workers(harness, tmp_path, "train:Normalized", 2, epochs=2)
 

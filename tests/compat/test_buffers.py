@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
 import torch
 from support.compat import (
+    SESSION_STEPS,
+    ByLoss,
     Case,
     Points,
     assert_as_plain,
     assert_close,
+    facts_of,
     grid,
+    kinds_of,
+    loop_script,
     plain,
-    script,
     simulated,
 )
 from torch import Tensor, nn
@@ -24,12 +27,8 @@ from torch.nn import functional as F
 from torch.utils.data import Dataset
 
 from vcasgd.errors import SpecError
-from vcasgd.learning.layout import Layout, TensorKind
-from vcasgd.spec.job import JobSpec
-from vcasgd.store.ledger.job import ModelFacts
-from vcasgd.task.task import Task
+from vcasgd.learning.layout import TensorKind
 from vcasgd.worker import trial_steps
-from vcasgd.worker.learner import Learner
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -95,7 +94,7 @@ class Net(nn.Module):
         return scores
 
 
-class Counting(Points):
+class Counting(ByLoss):
     """Logits are adjusted by the labels that were counted (Menon et al. 2021)."""
 
     dtype = torch.int64
@@ -111,14 +110,8 @@ class Counting(Points):
         prior = (model.counts / model.counts.sum()).log()
         return F.cross_entropy(model(points) + prior, labels)
 
-    def evaluate(self, model: Any, batch: Any) -> dict[str, Tensor]:
-        count = len(batch[1])
-        return {
-            "loss": self.loss(model, batch) * count,
-            "counted": model.counts.sum() * count,
-            "seen": model.seen * count,
-            "count": torch.tensor(count),
-        }
+    def kept(self, model: Any) -> dict[str, Tensor]:
+        return {"counted": model.counts.sum(), "seen": model.seen}
 
 
 class CountingFloats(Counting):
@@ -141,43 +134,14 @@ def test_a_worker_that_is_alone_counts_in_overlapping_steps_too() -> None:
     assert (ends["counted"], ends["seen"]) == (4 * 4096 + 10, 4 * 4096)
 
 
-COUNTS = """
-import sys
-
-import torch
-import vcasgd
-
-sys.path.insert(0, {tests!r})
-from compat.test_buffers import Counting
-
-torch.set_num_threads(1)
-task = Counting()
-model = task.model()
-session = vcasgd.Session(model, torch.optim.AdamW(model.parameters(), lr=3e-3){options})
-
-
-@session.evaluation(task.dataset("validation"))
-def judge(model, batch):
-    return task.evaluate(model, batch)
-
-
-for batch in session.batches(task.dataset("train"), batch_size=64):
-    session.step(task.loss(model, batch))
-"""
-
-
-def counting_script(folder: Path, options: str = "") -> Callable[[], Any]:
-    return script(COUNTS.format(tests=str(Path(__file__).parents[1]), options=options), folder)
-
-
 @grid
 def test_counters_of_a_script(tmp_path: Path, workers: int) -> None:
-    ends = simulated(counting_script(tmp_path), workers, epochs=2)
+    ends = simulated(loop_script(tmp_path, SESSION_STEPS, Counting), workers, epochs=1)
 
-    assert (ends["counted"], ends["seen"]) == (2 * 4096 + 10, 2 * 4096)
+    assert (ends["counted"], ends["seen"]) == (4096 + 10, 4096)
 
 
-class Ranged(Points):
+class Ranged(ByLoss):
     """Inputs are scaled by the largest that there were."""
 
     def model(self) -> nn.Module:
@@ -189,10 +153,8 @@ class Ranged(Points):
             torch.maximum(model.largest, points.abs().max(), out=model.largest)
         return F.cross_entropy(model(points / model.largest), labels)
 
-    def evaluate(self, model: Any, batch: Any) -> dict[str, Tensor]:
-        count = len(batch[1])
-        more = {"largest": model.largest * count}
-        return {"loss": self.loss(model, batch) * count, "count": torch.tensor(count), **more}
+    def kept(self, model: Any) -> dict[str, Tensor]:
+        return {"largest": model.largest}
 
 
 @grid
@@ -203,7 +165,7 @@ def test_ranges_are_those_of_all_workers(workers: int) -> None:
     assert_close([ends["loss"]], [twin["loss"]])
 
 
-class WithCentre(Points):
+class WithCentre(ByLoss):
     """Scores are centred by their running mean, as the teacher's in DINO."""
 
     def model(self) -> nn.Module:
@@ -216,10 +178,6 @@ class WithCentre(Points):
             with torch.no_grad():
                 model.centre.mul_(0.9).add_(scores.mean(0), alpha=0.1)
         return F.cross_entropy(scores - model.centre, labels)
-
-    def evaluate(self, model: Any, batch: Any) -> dict[str, Tensor]:
-        count = torch.tensor(len(batch[1]))
-        return {"loss": self.loss(model, batch) * count, "count": count}
 
 
 class Spectral(Points):
@@ -236,7 +194,7 @@ class Spectral(Points):
         return super().evaluate(model, batch) | {"length": length}
 
 
-class Quantized(Points):
+class Quantized(ByLoss):
     """Features are quantized by a codebook of moving averages (van den Oord et al. 2017)."""
 
     def model(self) -> nn.Module:
@@ -257,12 +215,8 @@ class Quantized(Points):
         features = torch.cat([points, model.codes[nearest]], 1)
         return F.cross_entropy(model(features), labels)
 
-    def evaluate(self, model: Any, batch: Any) -> dict[str, Tensor]:
-        count = torch.tensor(len(batch[1]))
-        return {"loss": self.loss(model, batch) * count, "count": count}
 
-
-class Queued(Points):
+class Queued(ByLoss):
     """Scores are compared with those of samples before, in a queue as MoCo's (He et al. 2020)."""
 
     def model(self) -> nn.Module:
@@ -282,10 +236,8 @@ class Queued(Points):
                 model.at.copy_((model.at + len(points)) % 256)
         return F.cross_entropy(scores, labels) - spread
 
-    def evaluate(self, model: Any, batch: Any) -> dict[str, Tensor]:
-        count = len(batch[1])
-        more = {"count": torch.tensor(count), "at": model.at * count}
-        return {"loss": self.loss(model, batch) * count, **more}
+    def kept(self, model: Any) -> dict[str, Tensor]:
+        return {"at": model.at}
 
 
 @pytest.mark.parametrize("task", [WithCentre, Spectral, Quantized, Queued])
@@ -304,11 +256,6 @@ def test_the_mean_of_too_many_directions_is_said(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(trial_steps, "MAX_DIRECTIONS", 100)
 
     assert "._u" in facts_of(Spectral()).notes["buffers-averaged"]
-
-
-def facts_of(task: Task, workers: int = 4, **fields: Any) -> ModelFacts:
-    job = {"name": "j", "task": "t:T", "epochs": 1, "workers": {"max": workers}, **fields}
-    return Learner(JobSpec.parse(job), task, "cpu").facts(1)
 
 
 @pytest.mark.parametrize(
@@ -357,7 +304,7 @@ def test_buffers_are_observed_on_the_same_augmented_samples(accumulated: int) ->
 
     facts = facts_of(task)
 
-    kinds = {entry.name: entry.kind for entry in Layout.from_json(facts.layout).entries}
+    kinds = kinds_of(facts)
     assert (kinds["peak"], kinds["power"]) == (TensorKind.MAX, TensorKind.SUM)
     assert facts.min_local_batch == 2
 
@@ -372,7 +319,7 @@ def test_the_task_says_how_buffers_are_merged() -> None:
 
     facts = facts_of(Declared())
 
-    kinds = {each.name: each.kind for each in Layout.from_json(facts.layout).entries}
+    kinds = kinds_of(facts)
     assert (kinds["queue"], kinds["at"]) == (TensorKind.STATISTIC, TensorKind.LATEST)
     assert facts.min_local_batch == 2
 
@@ -394,8 +341,8 @@ def test_an_impossible_policy_is_refused(buffers: dict[str, str], why: str) -> N
 
 
 def test_a_session_says_how_buffers_are_merged(tmp_path: Path) -> None:
-    task = counting_script(tmp_path, ', buffers={"counts": "max", "seen": "max"}')()
+    buffers = 'optimizer, buffers={"counts": "max", "seen": "max"}'
 
-    kinds = {e.name: e.kind for e in Layout.from_json(facts_of(task).layout).entries}
+    kinds = kinds_of(facts_of(loop_script(tmp_path, SESSION_STEPS, Counting, session=buffers)()))
 
     assert (kinds["counts"], kinds["seen"]) == (TensorKind.INTEGER, TensorKind.MAX)

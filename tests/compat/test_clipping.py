@@ -4,26 +4,34 @@ from __future__ import annotations
 
 import textwrap
 from pathlib import Path
+from typing import Any
 
 import pytest
-import torch
-from compat.test_approximations import CLIPS, Hooked, HookedStep
+from compat.test_approximations import Hooked, HookedStep, changing_loop
 from compat.test_optimizers import OPTIMIZERS, WITH_CLOSURE, points
 from support.compat import (
     SEEDS,
     Case,
+    Metrics,
     Points,
     assert_as_plain,
     assert_close,
-    evaluate_plainly,
+    ends_of,
     grid,
-    orders,
-    script,
-    simulated,
+    long,
+    loop_script,
+    plain,
+    train_plainly,
 )
 from torch import nn
+from torch.optim import Optimizer
 
 pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+EPOCHS = 3
+#: Not in all scripts, because one that imports these clips by itself.
+IMPORT = "from torch.nn.utils import clip_grad_norm_, clip_grad_value_"
 
 
 @grid
@@ -33,23 +41,20 @@ def test_gradients_that_are_clipped_in_nearly_each_step(workers: int) -> None:
 
 
 @grid
-@pytest.mark.parametrize("task", [Hooked, HookedStep])
+@pytest.mark.parametrize("task", [Hooked, *long(HookedStep)])
 def test_hooks_clip_the_gradient_of_the_whole_batch(task: type[Points], workers: int) -> None:
     assert_as_plain(Case(task), workers)
 
 
-def plainly_clipped(clips: str, seed: int, epochs: int) -> float:
+def plainly_clipped(clips: str, seed: int) -> float:
     """Train in a plain loop that clips, and return the loss at its end."""
-    task = Points()
-    torch.manual_seed(seed)
-    model = task.model()
-    optimizer, data = task.optimizer(model.parameters()), task.dataset("train")
-    for indices in orders(task.samples, epochs, seed, task.batch_size):
-        optimizer.zero_grad()
-        task.loss(model, task.collate([data[index] for index in indices])).backward()
-        exec(textwrap.dedent(f"    {clips}"), {**vars(nn.utils), "model": model})
-        optimizer.step()
-    return evaluate_plainly(task, model)["loss"]
+
+    def twin(task: Points, model: nn.Module, *others: Any) -> Metrics:
+        names = {**vars(nn.utils), "model": model}
+        clip = textwrap.dedent(f"    {clips}")
+        return train_plainly(task, model, *others, before_step=lambda: exec(clip, names))
+
+    return plain(Points(), EPOCHS, seed, twin)["loss"]
 
 
 CLAMPS = "for each in model.parameters(): each.grad.data.clamp_(-0.01, 0.01)"
@@ -76,13 +81,9 @@ SCALES = """total = 0
 def test_a_loop_clips_the_gradient_of_the_whole_batch(
     tmp_path: Path, clips: str, workers: int
 ) -> None:
-    source = CLIPS.format(tests=str(Path(__file__).parents[1]), changes=clips)
-    head = "from torch.nn.utils import clip_grad_norm_, clip_grad_value_"
-    task = script(f"{head}\n{source}", tmp_path)
+    ends = ends_of(changing_loop(tmp_path, clips, before=IMPORT), workers, epochs=EPOCHS)
 
-    ends = [simulated(task, workers, seed, epochs=3)["loss"] for seed in SEEDS]
-
-    assert_close(ends, [plainly_clipped(clips, seed, 3) for seed in SEEDS])
+    assert_close(ends, [plainly_clipped(clips, seed) for seed in SEEDS])
 
 
 #: A schedule by hand: each step sets the rate of the next one. That of the first one is too high.
@@ -96,30 +97,26 @@ BY_HAND = """clip_grad_norm_(model.parameters(), 0.3)
 @grid
 @pytest.mark.ci
 def test_a_loop_that_clips_and_sets_the_rate_of_the_next_step(tmp_path: Path, workers: int) -> None:
-    first, rate = RATES
-    source = CLIPS.format(tests=str(Path(__file__).parents[1]), changes=BY_HAND.format(rate=rate))
-    head = "from torch.nn.utils import clip_grad_norm_"
-    begin = f'optimizer.param_groups[0]["lr"] = {first}\nsession ='
-    task = script(f"{head}\n{source.replace('session =', begin, 1)}", tmp_path)
+    loop = BY_HAND.format(rate=RATES[1])
+    first = f"torch.optim.AdamW(model.parameters(), lr={RATES[0]})"
+    task = changing_loop(tmp_path, loop, before=IMPORT, optimizer=first)
 
-    ends = [simulated(task, workers, seed, epochs=3)["loss"] for seed in SEEDS]
+    ends = ends_of(task, workers, epochs=EPOCHS)
 
-    assert_close(ends, [by_hand_twin(seed, 3) for seed in SEEDS])
+    assert_close(ends, [plain(Points(), EPOCHS, seed, by_hand_twin)["loss"] for seed in SEEDS])
 
 
-def by_hand_twin(seed: int, epochs: int) -> float:
-    task, (first, rate) = Points(), RATES
-    torch.manual_seed(seed)
-    model, data = task.model(), task.dataset("train")
-    optimizer = task.optimizer(model.parameters())
-    optimizer.param_groups[0]["lr"] = first
-    for step, indices in enumerate(orders(task.samples, epochs, seed, task.batch_size)):
-        optimizer.zero_grad()
-        task.loss(model, task.collate([data[index] for index in indices])).backward()
+def by_hand_twin(task: Points, model: nn.Module, optimizer: Optimizer, *others: int) -> Metrics:
+    (group,), (first, rate) = optimizer.param_groups, RATES
+    group["lr"] = first
+
+    def clip() -> None:
         nn.utils.clip_grad_norm_(model.parameters(), 0.3)
-        optimizer.step()
-        optimizer.param_groups[0]["lr"] = rate * (1 - step / 200)
-    return evaluate_plainly(task, model)["loss"]
+
+    def set_rate(step: int) -> None:
+        group["lr"] = rate * (1 - (step - 1) / 200)
+
+    return train_plainly(task, model, optimizer, *others, before_step=clip, after_step=set_rate)
 
 
 @grid
@@ -138,10 +135,8 @@ def by_hand_twin(seed: int, epochs: int) -> float:
 def test_a_closure_changes_the_gradient_of_the_whole_batch(
     tmp_path: Path, inside: str, step: str, workers: int
 ) -> None:
-    support = str(Path(__file__).parents[1])
-    source = WITH_CLOSURE.format(support=support, epochs=3, inside=inside, step=step)
-    task = script(source, tmp_path)
+    loop = WITH_CLOSURE.format(epochs=EPOCHS, inside=inside, step=step)
 
-    ends = [simulated(task, workers, seed, epochs=3)["loss"] for seed in SEEDS]
+    ends = ends_of(loop_script(tmp_path, loop), workers, epochs=EPOCHS)
 
-    assert_close(ends, [plainly_clipped(CLAMPS, seed, 3) for seed in SEEDS])
+    assert_close(ends, [plainly_clipped(CLAMPS, seed) for seed in SEEDS])

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-from compat.test_buffers import facts_of
 from support.compat import (
     Case,
     Metrics,
@@ -16,8 +15,13 @@ from support.compat import (
     assert_as_plain,
     assert_close,
     evaluate_plainly,
+    extended,
+    facts_of,
     grid,
-    script,
+    learner_of,
+    loop_script,
+    own_steps,
+    plain,
     simulated,
 )
 from support.harness import Harness
@@ -34,42 +38,12 @@ from torch.utils.data import (
     get_worker_info,
 )
 
-import vcasgd
 from vcasgd.learning.draws import Draws
 from vcasgd.learning.layout import Layout
-from vcasgd.spec.job import JobSpec
-from vcasgd.worker.learner import Learner
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 EPOCHS = 2
-
-
-def loop(task: vcasgd.Task, loader: DataLoader[Any], seed: int, epochs: int = EPOCHS) -> Metrics:
-    """Train a task with an ordinary loader, as a plain script does."""
-    torch.manual_seed(seed)
-    model = task.model()
-    optimizer = task.optimizer(model.parameters())
-    for epoch in range(epochs):
-        for told in (loader.dataset, loader.sampler, loader.batch_sampler):
-            if hasattr(told, "set_epoch"):
-                told.set_epoch(epoch)
-        for batch in loader:
-            optimizer.zero_grad()
-            task.loss(model, batch).backward()  # type: ignore[no-untyped-call]
-            optimizer.step()
-    return evaluate_plainly(task, model)
-
-
-def case_of(task: type[vcasgd.Task], loader: Any) -> Case:
-    """Return a case whose twin uses ``loader(task)``."""
-
-    def twin(seed: int) -> Metrics:
-        made = task()
-        torch.manual_seed(seed)
-        return loop(made, loader(made), seed)
-
-    return Case(task, EPOCHS, twin=twin)
 
 
 # -- samplers --------------------------------------------------------------------------------------
@@ -78,19 +52,12 @@ def case_of(task: type[vcasgd.Task], loader: Any) -> Case:
 class Weighted(Points):
     """Rare classes are drawn as often as frequent ones."""
 
+    loader = "DataLoader(data, 64, sampler=task.sampler(data))"
+
     def sampler(self, dataset: Dataset[Any]) -> WeightedRandomSampler:
         assert isinstance(dataset, TensorDataset)
         labels = dataset.tensors[1]
         return WeightedRandomSampler(1.0 / labels.bincount()[labels], len(labels))
-
-
-@grid
-def test_a_weighted_sampler(workers: int) -> None:
-    def loader(task: Weighted) -> DataLoader[Any]:
-        data = task.dataset("train")
-        return DataLoader(data, task.batch_size, sampler=task.sampler(data))
-
-    assert_as_plain(case_of(Weighted, loader), workers)
 
 
 class Buckets(Sampler[list[int]]):
@@ -109,6 +76,8 @@ class Buckets(Sampler[list[int]]):
 
 
 class Bucketed(Points):
+    loader = "DataLoader(data, batch_sampler=task.sampler(data))"
+
     def sampler(self, dataset: Dataset[Any]) -> Buckets:
         assert isinstance(dataset, TensorDataset)
         return Buckets(dataset.tensors[0][:, 0].abs().mul(20).long(), self.batch_size)
@@ -122,17 +91,6 @@ class BucketedSgd(Bucketed):
 class BucketedRms(Bucketed):
     def optimizer(self, parameters: Iterable[nn.Parameter]) -> Optimizer:
         return torch.optim.RMSprop(parameters, lr=1e-3)
-
-
-@pytest.mark.parametrize("task", [Bucketed, BucketedSgd, BucketedRms])
-@pytest.mark.extended
-@grid
-def test_a_batch_sampler_with_batches_of_similar_length(workers: int, task: type[Bucketed]) -> None:
-    def loader(task: Bucketed) -> DataLoader[Any]:
-        data = task.dataset("train")
-        return DataLoader(data, batch_sampler=task.sampler(data))
-
-    assert_as_plain(case_of(task, loader), workers)
 
 
 @pytest.mark.parametrize(
@@ -164,9 +122,8 @@ def test_both_reasons_against_mixed_batches_are_noted() -> None:
 @pytest.mark.parametrize(("task", "whole"), [("BucketedSgd", False), ("Bucketed", True)])
 def test_rounds_are_shorter_than_the_batches_of_a_sampler(task: str, whole: bool) -> None:
     """Given corrected second moments, they have whole batches, because its parts are alike."""
-    job = {"name": "j", "task": "t:T", "epochs": 1, "workers": {"max": 8}, "push_every": 1}
-    job |= {"update": {"rule": "rounds", "codec": "bfloat16"}}
-    learner = Learner(JobSpec.parse(job), globals()[task](), "cpu")
+    update = {"rule": "rounds", "codec": "bfloat16"}
+    learner = learner_of(globals()[task](), 8, push_every=1, update=update)
     learner.start_subtask()
 
     assert learner.interval_stop(0, 0) == (64 if whole else 8)
@@ -189,6 +146,7 @@ class OneQuarter(Dataset[Any]):
 
 
 class FollowsEpoch(Points):
+    loader = "DataLoader(data, 64, shuffle=True)"
     samples = 4 * Points.samples
 
     def dataset(self, split: str) -> Dataset[Any]:
@@ -196,67 +154,8 @@ class FollowsEpoch(Points):
         return OneQuarter(data) if split == "train" else data
 
 
-@pytest.mark.extended
-@grid
-@pytest.mark.parametrize("processes", [0, pytest.param(1, marks=pytest.mark.extended)])
-def test_a_data_set_with_set_epoch(workers: int, processes: int) -> None:
-    class Task(FollowsEpoch):
-        loader_workers = processes
-
-    def loader(task: Task) -> DataLoader[Any]:
-        return DataLoader(task.dataset("train"), task.batch_size, shuffle=True)
-
-    assert_as_plain(case_of(Task, loader), workers)
-
-
-#: The same kinds as scripts, which pass on their loaders.
-SCRIPT = """
-import sys
-import torch
-import vcasgd
-from torch.utils.data import DataLoader
-
-sys.path[:0] = {path!r}
-import test_data as cases
-
-task = cases.{task}()
-model = task.model()
-optimizer = task.optimizer(model.parameters())
-data = task.dataset("train")
-session = vcasgd.Session(model, optimizer)
-session.evaluation(task.dataset("validation"))(task.evaluate)
-for batch in session.loader({loader}):
-    optimizer.zero_grad()
-    task.loss(model, batch).backward()
-    optimizer.step()
-"""
-LOADERS = {
-    "Weighted": "DataLoader(data, 64, sampler=task.sampler(data))",
-    "Bucketed": "DataLoader(data, batch_sampler=task.sampler(data))",
-    "FollowsEpoch": "DataLoader(data, 64, shuffle=True)",
-    "Iterates": "DataLoader(data, 64, num_workers=1)",
-    "Streams": "DataLoader(data, 64, collate_fn=task.collate)",
-    "Series": "DataLoader(data, 64)",
-}
-
-
-@pytest.mark.parametrize(
-    "task",
-    [
-        task if task == "Series" else pytest.param(task, marks=pytest.mark.extended)
-        for task in LOADERS
-    ],
-)
-@pytest.mark.ci
-def test_a_script_passes_its_loader_on(task: str, tmp_path: Path) -> None:
-    here = Path(__file__)
-    path = [str(here.parent), str(here.parents[1])]
-    source = SCRIPT.format(path=path, task=task, loader=LOADERS[task])
-    make_task = script(source, tmp_path)
-
-    ends = [simulated(make, 4, epochs=2)["loss"] for make in (make_task, globals()[task])]
-
-    assert_close(ends[:1], ends[1:])
+class FollowsEpochInAProcess(FollowsEpoch):
+    loader_workers = 1
 
 
 # -- data that can only be iterated over -----------------------------------------------------------
@@ -275,21 +174,16 @@ class Lines(IterableDataset[Any]):
 
 
 class Iterates(Points):
+    loader = "DataLoader(data, 64, num_workers=1)"
+
     def dataset(self, split: str) -> Any:
         return Lines(super().dataset(split))
 
 
-@pytest.mark.extended
-@grid
-def test_an_iterable_data_set(workers: int) -> None:
-    def twin(seed: int) -> Metrics:
-        return loop(Points(), DataLoader(Points().dataset("train"), 64), seed)
-
-    assert_as_plain(Case(Iterates, EPOCHS, twin=twin), workers)
-
-
 class Streams(Points):
     """Streams of Hugging Face, shuffled in a buffer, in each epoch again."""
+
+    loader = "DataLoader(data, 64, collate_fn=task.collate)"
 
     def dataset(self, split: str) -> Any:
         data = super().dataset(split)
@@ -309,42 +203,24 @@ class Streams(Points):
         return [batch["points"], batch["label"]]
 
 
-@pytest.mark.extended
-@grid
-def test_a_stream_of_hugging_face(workers: int) -> None:
-    def loader(task: Streams) -> DataLoader[Any]:
-        return DataLoader(task.dataset("train"), task.batch_size, collate_fn=task.collate)
-
-    assert_as_plain(case_of(Streams, loader), workers)
-
-
 #: Data whose samples are batches, which are evaluated one by one.
 OWN_BATCHES = """
-import torch, vcasgd
-from torch.utils.data import DataLoader
-from support.compat import Points
-
-class Batches(torch.utils.data.Dataset):
+class Batches(Dataset):
     def __len__(self):
         return 64
 
     def __getitem__(self, index):
         return [part[64 * index : 64 * index + 64] for part in data.tensors]
 
-points = Points()
-data, model = points.dataset("train"), points.model()
-optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-session = vcasgd.Session(model, optimizer)
-session.evaluation(points.dataset("validation"))(points.evaluate)
-for batch in session.loader(DataLoader(Batches(), batch_size=None, shuffle=True)):
-    optimizer.zero_grad()
-    points.loss(model, batch).backward()
-    optimizer.step()
+
 """
 
 
 def test_samples_that_are_batches(tmp_path: Path) -> None:
-    ends = simulated(script(OWN_BATCHES, tmp_path), 1, epochs=1)
+    loop = OWN_BATCHES + own_steps("DataLoader(Batches(), batch_size=None, shuffle=True)")
+    sgd = "torch.optim.SGD(model.parameters(), lr=0.1)"
+
+    ends = simulated(loop_script(tmp_path, loop, optimizer=sgd), 1, epochs=1)
 
     assert ends["loss"] < 2.3
 
@@ -355,17 +231,52 @@ def test_samples_that_are_batches(tmp_path: Path) -> None:
 class Series(Points):
     """Samples in the order of time."""
 
+    loader = "DataLoader(data, 64)"
+
     def sampler(self, dataset: Dataset[Any]) -> Any:
         return range(len(dataset))  # type: ignore[arg-type]
 
 
-@pytest.mark.extended
-@grid
-def test_data_in_order(workers: int) -> None:
-    def loader(task: Series) -> DataLoader[Any]:
-        return DataLoader(task.dataset("train"), task.batch_size)
+# -- all of them --------------------------------------------------------------------------------
 
-    assert_as_plain(case_of(Series, loader), workers)
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        Weighted,
+        *extended(Series, Bucketed, FollowsEpoch, Iterates, Streams),
+        *extended(BucketedSgd, BucketedRms, FollowsEpochInAProcess),
+    ],
+)
+@grid
+def test_any_loader(make: Any, workers: int) -> None:
+    def loop(task: Any, model: nn.Module, optimizer: Optimizer, *_: int) -> Metrics:
+        data = task.dataset("train")
+        loader = eval(task.loader, {"DataLoader": DataLoader, "data": data, "task": task})
+        for epoch in range(EPOCHS):
+            for told in (loader.dataset, loader.sampler, loader.batch_sampler):
+                if hasattr(told, "set_epoch"):
+                    told.set_epoch(epoch)
+            for batch in loader:
+                optimizer.zero_grad()
+                task.loss(model, batch).backward()
+                optimizer.step()
+        return evaluate_plainly(task, model)
+
+    case = Case(make, EPOCHS, twin=lambda seed: plain(make(), EPOCHS, seed, loop))
+    assert_as_plain(case, workers)
+
+
+@pytest.mark.parametrize(
+    "task", [Series, *extended(Weighted, Bucketed, FollowsEpoch, Iterates, Streams)]
+)
+@pytest.mark.ci
+def test_a_script_passes_its_loader_on(task: Any, tmp_path: Path) -> None:
+    make_task = loop_script(tmp_path, own_steps(task.loader), task)
+
+    ends = [simulated(make, 4, epochs=EPOCHS)["loss"] for make in (make_task, task)]
+
+    assert_close(ends[:1], ends[1:])
 
 
 # -- exactly once ----------------------------------------------------------------------------------

@@ -8,15 +8,19 @@ from typing import Any
 import pytest
 import torch
 from support.compat import (
+    SEEDS,
+    FewPoints,
     Metrics,
     Points,
     assert_close,
-    evaluate_plainly,
+    ends_of,
+    extended,
     grid,
+    loop_script,
     on_workers,
-    orders,
-    script,
+    plain,
     simulated,
+    train_plainly,
 )
 from support.harness import Harness
 
@@ -25,27 +29,15 @@ from vcasgd.store.ledger.job import JobState
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
-SEEDS, EPOCHS, BATCH = (0, 1), 2, 64
-STEPS = EPOCHS * Points.samples // BATCH
+EPOCHS = 2
+STEPS = EPOCHS * Points.samples // Points.batch_size
 
-#: A script as people write it: the loop is ordinary but for three lines.
 LOOP = """
-import torch, vcasgd
-from torch.nn import functional as F
-from torch.utils.data import DataLoader
-from support.compat import Points
-
-points = Points()
-model = points.model()
-optimizer = {optimizer}
-scheduler = {scheduler}
-session = vcasgd.Session(model, optimizer)
-session.evaluation(points.dataset("validation"))(points.evaluate)
-loader = session.loader(DataLoader(points.dataset("train"), batch_size=64, shuffle=True))
+loader = session.loader(DataLoader(data, batch_size=64, shuffle=True))
 for epoch in range({epochs}):
     for batch in loader:
         optimizer.zero_grad()
-        loss = points.loss(model, batch)
+        loss = task.loss(model, batch)
         loss.backward()
         optimizer.step()
         {by_step}
@@ -71,58 +63,49 @@ SCHEDULERS = {
         f"{LR}SequentialLR(optimizer, [{WARMUP}, {COSINE}], milestones=[40])",
     ),
 }
-EACH = pytest.mark.parametrize(
-    "name",
-    [
-        "OneCycleLR with its momentum",
-        "warm-up, then a cosine",
-        pytest.param("a function for each group", marks=pytest.mark.extended),
-    ],
-)
 
 
 def loop(
-    folder: Path, optimizer: str, scheduler: str, by_step: str = "pass", by_epoch: str = "pass"
+    folder: Path,
+    optimizer: str,
+    scheduler: str,
+    by_step: str = "pass",
+    by_epoch: str = "pass",
+    task: type[Points] = FewPoints,
 ) -> Any:
-    source = LOOP.format(
-        optimizer=optimizer,
-        scheduler=scheduler,
-        by_step=by_step,
-        by_epoch=by_epoch,
-        epochs=EPOCHS,
-    )
-    return script(source, folder)
+    source = LOOP.format(by_step=by_step, by_epoch=by_epoch, epochs=EPOCHS)
+    return loop_script(folder, source, task, optimizer=f"{optimizer}; scheduler = {scheduler}")
 
 
-def plain_loop(seed: int, made: str, scheduled: str, *, by_epoch: bool = False) -> Metrics:
-    """Train as the script does, in one process and without vcasgd."""
-    torch.manual_seed(seed)
-    points = Points()
-    names: dict[str, Any] = {"torch": torch, "model": points.model()}
-    optimizer = names["optimizer"] = eval(made, names)
-    scheduler = eval(scheduled, names)
-    data = points.dataset("train")
-    for step, indices in enumerate(orders(points.samples, EPOCHS, seed, BATCH), 1):
-        optimizer.zero_grad()
-        points.loss(names["model"], points.collate([data[i] for i in indices])).backward()
-        optimizer.step()
-        if not by_epoch or step % (STEPS // EPOCHS) == 0:
-            scheduler.step()
-    return evaluate_plainly(points, names["model"])
+def plain_loop(seed: int, made: str, scheduled: str, *, by_epoch: bool = False) -> float:
+    """Train as the script does, in one process and without vcasgd; return the loss at the end."""
+
+    def twin(task: Points, model: Any, _: Any, *others: int) -> Metrics:
+        names: dict[str, Any] = {"torch": torch, "model": model}
+        optimizer = names["optimizer"] = eval(made, names)
+        scheduler = eval(scheduled, names)
+
+        def after_step(step: int) -> None:
+            if not by_epoch or step % (STEPS // EPOCHS) == 0:
+                scheduler.step()
+
+        return train_plainly(task, model, optimizer, *others, after_step=after_step)
+
+    return plain(Points(), EPOCHS, seed, twin)["loss"]
 
 
 def test_a_new_worker_knows_the_scheduler_after_its_first_step(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rates: list[float] = []
-    monkeypatch.setattr(Points, "rates", rates, raising=False)
-    note = "points.rates.append(optimizer.param_groups[0]['lr'])"
+    monkeypatch.setattr(FewPoints, "rates", rates, raising=False)
+    note = "task.rates.append(optimizer.param_groups[0]['lr'])"
     task = loop(tmp_path, SGD, f"{LR}StepLR(optimizer, 1, 0.5)", note, "scheduler.step()")
 
     simulated(task, 1, epochs=EPOCHS)
 
-    steps = STEPS // EPOCHS
-    assert rates[-STEPS:] == [0.1] * steps + [0.05] * steps
+    steps = FewPoints.samples // FewPoints.batch_size
+    assert rates[-2 * steps :] == [0.1] * steps + [0.05] * steps
 
 
 def test_a_loop_that_stores_its_scheduler(tmp_path: Path) -> None:
@@ -137,26 +120,33 @@ def test_a_loop_that_stores_its_scheduler(tmp_path: Path) -> None:
     assert not {"step", "state_dict"} & stored.keys()
 
 
-@EACH
+@pytest.mark.parametrize(
+    "name",
+    [
+        "OneCycleLR with its momentum",
+        "warm-up, then a cosine",
+        *extended("a function for each group"),
+    ],
+)
 @grid
 @pytest.mark.ci
 def test_a_scheduler_that_the_loop_steps(workers: int, name: str, tmp_path: Path) -> None:
-    task = loop(tmp_path, *SCHEDULERS[name], by_step="scheduler.step()")
+    task = loop(tmp_path, *SCHEDULERS[name], by_step="scheduler.step()", task=Points)
 
-    ends = [simulated(task, workers, seed, epochs=EPOCHS)["loss"] for seed in SEEDS]
+    ends = ends_of(task, workers, epochs=EPOCHS)
 
-    assert_close(ends, [plain_loop(seed, *SCHEDULERS[name])["loss"] for seed in SEEDS])
+    assert_close(ends, [plain_loop(seed, *SCHEDULERS[name]) for seed in SEEDS])
 
 
 @grid
 @pytest.mark.ci
 def test_a_scheduler_that_the_loop_steps_after_each_epoch(workers: int, tmp_path: Path) -> None:
     scheduled = SGD, f"{LR}StepLR(optimizer, 1, gamma=0.2)"
-    task = loop(tmp_path, *scheduled, by_epoch="scheduler.step()")
+    task = loop(tmp_path, *scheduled, by_epoch="scheduler.step()", task=Points)
 
-    ends = [simulated(task, workers, seed, epochs=EPOCHS)["loss"] for seed in SEEDS]
+    ends = ends_of(task, workers, epochs=EPOCHS)
 
-    assert_close(ends, [plain_loop(seed, *scheduled, by_epoch=True)["loss"] for seed in SEEDS])
+    assert_close(ends, [plain_loop(seed, *scheduled, by_epoch=True) for seed in SEEDS])
 
 
 @pytest.mark.parametrize(
@@ -216,25 +206,14 @@ def test_code_after_each_epoch_runs_once_for_each(workers: int, tmp_path: Path) 
 
 #: A loop that stops when its own validation gets worse.
 OWN_STOP = """
-import sys
-sys.path.insert(0, {support!r})
-import torch, vcasgd
-from torch.utils.data import DataLoader
-from support.compat import Points, evaluate_plainly
-
-points = Points()
-model = points.model()
-optimizer = torch.optim.SGD(model.parameters(), lr=0.3, momentum=0.9)
-session = vcasgd.Session(model, optimizer)
-session.evaluation(points.dataset("validation"))(points.evaluate)
-loader = session.loader(DataLoader(points.dataset("train"), batch_size=64, shuffle=True))
+loader = session.loader(DataLoader(data, batch_size=64, shuffle=True))
 best, worse = float("inf"), 0
 for epoch in range(30):
     for batch in loader:
         optimizer.zero_grad()
-        points.loss(model, batch).backward()
+        task.loss(model, batch).backward()
         optimizer.step()
-    loss = evaluate_plainly(points, model)["loss"]
+    loss = evaluate_plainly(task, model)["loss"]
     model.train()
     best, worse = min(best, loss), worse + 1 if loss > best else 0
     if worse == 2:
@@ -246,8 +225,8 @@ for epoch in range(30):
 def test_a_loop_that_stops_by_its_own_validation_ends_the_job(
     harness: Harness, tmp_path: Path
 ) -> None:
-    source = OWN_STOP.format(support=str(Path(__file__).parents[1]))
-    (tmp_path / "train.py").write_text(source)
+    head = "from support.compat import evaluate_plainly"
+    loop_script(tmp_path, OWN_STOP, before=head, optimizer=SGD.replace("0.1", "0.3"))
 
     _, job = on_workers(harness, tmp_path, "train.py", 2, epochs=30)
 
@@ -256,14 +235,3 @@ def test_a_loop_that_stops_by_its_own_validation_ends_the_job(
     assert job.finished_epochs < 30
     assert job.best is not None
     assert job.final_evaluation == job.best.number
-
-
-def test_a_loop_without_one_over_epochs_covers_all_of_them(tmp_path: Path) -> None:
-    source = LOOP.format(
-        optimizer=SGD, scheduler="None", by_step="pass", by_epoch="pass", epochs=EPOCHS
-    )
-    lines = source.replace("        ", "    ").splitlines()
-    flat = [line for line in lines if "for epoch" not in line and line != "    pass"]
-    flat = [line.replace("    for batch", "for batch") for line in flat]
-
-    assert simulated(script("\n".join(flat), tmp_path), 2, epochs=EPOCHS)["loss"] < 2

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 from types import ModuleType
@@ -11,8 +11,19 @@ from typing import Any
 
 import pytest
 import torch
-from compat.test_buffers import facts_of
-from support.compat import Metrics, Points, assert_close, grid, on_workers, orders, simulated
+from support.compat import (
+    SEEDS,
+    EpochBatches,
+    Points,
+    assert_close,
+    ends_of,
+    extended,
+    facts_of,
+    grid,
+    on_workers,
+    script,
+    simulated,
+)
 from support.harness import Harness
 from torch.utils.data import DataLoader, IterableDataset
 
@@ -22,7 +33,7 @@ from vcasgd.task.task import Task
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
-SEEDS, EPOCHS, BATCH = (0, 1), 2, 64
+EPOCHS, BATCH = 2, 64
 
 
 @pytest.fixture(autouse=True)
@@ -42,30 +53,19 @@ def module_of(name: str) -> type[Any]:
     return found
 
 
-class Batches:
-    """Batches of a job's order, an epoch after the other."""
-
-    def __init__(self, seed: int) -> None:
-        self._orders = list(orders(Points.samples, EPOCHS, seed, BATCH))
-        self._epoch = 0
-
-    def __len__(self) -> int:
-        return len(self._orders) // EPOCHS
-
-    def __iter__(self) -> Iterator[list[int]]:
-        first, self._epoch = self._epoch * len(self), self._epoch + 1
-        return iter(self._orders[first : first + len(self)])
+def by_lightning(make: Callable[[], Any], folder: Path, **options: Any) -> list[float]:
+    """Train modules as Lightning does, with options of its trainer; return a loss for each seed."""
+    return [_by_lightning(make, seed, folder, **options) for seed in SEEDS]
 
 
-def by_lightning(make: Callable[[], Any], seed: int, folder: Path, **options: Any) -> Metrics:
-    """Train and evaluate a module as Lightning does, with options of its trainer."""
+def _by_lightning(make: Callable[[], Any], seed: int, folder: Path, **options: Any) -> float:
     from lightning.pytorch import Trainer
 
     torch.manual_seed(seed)
     module = make()
     loader = module.train_dataloader()
     if not isinstance(loader.dataset, IterableDataset):
-        loader = DataLoader(loader.dataset, batch_sampler=Batches(seed))
+        loader = DataLoader(loader.dataset, batch_sampler=EpochBatches(EPOCHS, seed))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         trainer = Trainer(
@@ -80,9 +80,7 @@ def by_lightning(make: Callable[[], Any], seed: int, folder: Path, **options: An
             **options,
         )
         trainer.fit(module, loader, module.val_dataloader())
-    return {
-        name.removeprefix("val_"): float(each) for name, each in trainer.callback_metrics.items()
-    }
+    return float(trainer.callback_metrics["val_loss"])
 
 
 def task_of(make: Callable[[], Any], **options: Any) -> Callable[[], Task]:
@@ -91,37 +89,22 @@ def task_of(make: Callable[[], Any], **options: Any) -> Callable[[], Task]:
     return lambda: ModuleTask(make, **options)()
 
 
-#: Modules whose test takes a few seconds more, and holds nothing that those of others don't.
-FURTHER = (
-    "Clamped",
-    "ClampedInHook",
-    "Clipping",
-    "Counters",
-    "WarmUp",
-    "Several",
-    "AtTheEnd",
-    "Streams",
-    "Thaws",
-)
-
-
 @grid
 @pytest.mark.parametrize(
     "name",
     [
         "OneCycle",
         "Manual",
-        *(pytest.param(name, marks=pytest.mark.extended) for name in FURTHER),
+        # These take a few seconds more, and hold nothing that those of others don't.
+        *extended("Clamped", "ClampedInHook", "Clipping", "Counters", "WarmUp", "Several"),
+        *extended("AtTheEnd", "Streams", "Thaws"),
     ],
 )
 @pytest.mark.ci
 def test_a_module_ends_as_with_lightning(workers: int, name: str, tmp_path: Path) -> None:
     make = module_of(name)
-    expected = [by_lightning(make, seed, tmp_path)["loss"] for seed in SEEDS]
 
-    ends = [simulated(task_of(make), workers, seed, epochs=EPOCHS)["loss"] for seed in SEEDS]
-
-    assert_close(ends, expected)
+    assert_close(ends_of(task_of(make), workers, epochs=EPOCHS), by_lightning(make, tmp_path))
 
 
 @grid
@@ -133,11 +116,8 @@ def test_steps_in_turn_need_large_parts(workers: int, tmp_path: Path) -> None:
         min_local_batch = BATCH // 2
 
     make = module_of("Two")
-    expected = [by_lightning(make, seed, tmp_path)["loss"] for seed in SEEDS]
 
-    ends = [simulated(Halves(make), workers, seed, epochs=EPOCHS)["loss"] for seed in SEEDS]
-
-    assert_close(ends, expected)
+    assert_close(ends_of(Halves(make), workers, epochs=EPOCHS), by_lightning(make, tmp_path))
 
 
 @pytest.mark.ci
@@ -147,22 +127,27 @@ def test_gradients_are_clipped_by_value(tmp_path: Path) -> None:
             return torch.optim.AdamW(self.parameters(), lr=3e-3)
 
     options = {"gradient_clip_val": 0.01, "gradient_clip_algorithm": "value"}
-    expected = [by_lightning(Module, seed, tmp_path, **options)["loss"] for seed in SEEDS]
-
     make = task_of(Module, **options)
-    ends = [simulated(make, 8, seed, epochs=EPOCHS)["loss"] for seed in SEEDS]
 
-    assert_close(ends, expected)
+    assert_close(ends_of(make, 8, epochs=EPOCHS), by_lightning(Module, tmp_path, **options))
     with closing(make()) as task:
         assert "loop-clips" not in facts_of(task).notes
 
 
 @pytest.mark.parametrize(
-    ("name", "noted"), [("Backward", True), ("Clamped", False), ("Clipping", False)]
+    ("name", "note", "noted"),
+    [
+        # What changes gradients may be others' code.
+        ("Backward", "loop-clips", True),
+        ("Clamped", "loop-clips", False),
+        ("Clipping", "loop-clips", False),
+        ("Two", "steps-in-turn", True),
+        ("Manual", "steps-in-turn", False),
+    ],
 )
-def test_changes_of_gradients_that_may_be_others_are_noted(name: str, noted: bool) -> None:
+def test_what_is_approximated_is_noted(name: str, note: str, noted: bool) -> None:
     with closing(task_of(module_of(name))()) as task:
-        assert ("loop-clips" in facts_of(task).notes) is noted
+        assert (note in facts_of(task).notes) is noted
 
 
 @pytest.mark.parametrize(("name", "travel"), [("Clamped", True), ("WarmUp", False)])
@@ -171,14 +156,6 @@ def test_gradients_travel_if_the_module_changes_them_and_no_other_of_its_file(
 ) -> None:
     with closing(task_of(module_of(name))()) as task:
         assert Layout.from_json(facts_of(task).layout).gradients is travel
-
-
-@pytest.mark.parametrize(("name", "noted"), [("Two", True), ("Manual", False)])
-def test_steps_in_turn_are_noted(name: str, noted: bool) -> None:
-    with closing(task_of(module_of(name))()) as task:
-        notes = facts_of(task).notes
-
-    assert ("steps-in-turn" in notes) is noted
 
 
 def test_a_module_may_ask_for_the_batches_of_an_epoch() -> None:
@@ -220,26 +197,22 @@ def test_a_module_may_ask_whether_a_batch_is_the_last_one_of_its_epoch() -> None
 @pytest.mark.ci
 @pytest.mark.filterwarnings("ignore:`training_step` returned `None`")
 def test_a_module_may_leave_batches_out(tmp_path: Path) -> None:
-    expected = [by_lightning(module_of("Module"), seed, tmp_path)["loss"] for seed in SEEDS]
     make = task_of(module_of("Cautious"))
-    skips = {"on_bad_sample": "skip", "max_bad_samples": 0.05, "epochs": EPOCHS}
+    skips = {"on_bad_sample": "skip", "max_bad_samples": 0.05}
 
     # Simulated workers count batches in a row together, of which a job leaves out at most three.
-    ends = [simulated(make, 2, seed, **skips)["loss"] for seed in SEEDS]
+    ends = ends_of(make, 2, epochs=EPOCHS, **skips)
 
-    assert_close(ends, expected)
+    assert_close(ends, by_lightning(module_of("Module"), tmp_path))
 
 
-#: A module with hooks that keep something between batches, and a callback that ends the training.
+#: A module that overfits, a callback that keeps something between batches, and one that ends the
+#: training.
 TRAIN = """
-import sys
-sys.path.insert(0, {support!r})
 import torch
-from lightning.pytorch import Callback, LightningModule
+from lightning.pytorch import Callback
 from lightning.pytorch.callbacks import EarlyStopping
-from torch.nn import functional as F
-from torch.utils.data import DataLoader
-from support.compat import Points
+from support.lightning_modules import Module
 from vcasgd.integrations.lightning import ModuleTask
 
 
@@ -264,36 +237,19 @@ class Average(Callback):
                 each.copy_(value)
 
 
-class Module(LightningModule):
-    def __init__(self):
-        super().__init__()
-        self.network = Points().model()
-
-    def training_step(self, batch, batch_idx):
-        return F.cross_entropy(self.network(batch[0]), batch[1])
-
-    def validation_step(self, batch, batch_idx):
-        self.log("val_loss", F.cross_entropy(self.network(batch[0]), batch[1]))
-
+class Overfitting(Module):
     def configure_optimizers(self):
         return torch.optim.SGD(self.parameters(), lr=0.3, momentum=0.9)
 
-    def train_dataloader(self):
-        return DataLoader(Points().dataset("train"), batch_size=64, shuffle=True)
 
-    def val_dataloader(self):
-        return DataLoader(Points().dataset("validation"), batch_size=512)
-
-
-task = ModuleTask(Module, callbacks=[Average(), EarlyStopping("val_loss", patience=2)])
+task = ModuleTask(Overfitting, callbacks=[Average(), EarlyStopping("val_loss", patience=2)])
 """
 
 
 @pytest.mark.ci
 def test_the_evaluations_of_the_job_drive_early_stopping(harness: Harness, tmp_path: Path) -> None:
     # Given a module that overfits after a few epochs
-    source = TRAIN.format(support=str(Path(__file__).parents[1]))
-    (tmp_path / "train.py").write_text(source)
+    script(TRAIN, tmp_path)
 
     metrics, job = on_workers(harness, tmp_path, "train:task", 2, epochs=30)
 

@@ -2,39 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from support.compat import Points, on_workers, script, simulated
+from support.compat import FewPoints, Points, long, loop_script, on_workers, own_steps, simulated
 from support.harness import Harness
 
 from vcasgd.errors import UserCodeError
 from vcasgd.store.ledger.job import JobState
+from vcasgd.task.task import Task
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 EPOCHS = 2
-
-SCRIPT = """
-import sqlite3
-import sys
-
-sys.path.insert(0, {support!r})
-import torch, vcasgd
-from torch.utils.data import DataLoader, Dataset
-from support.compat import Points
-
-points = Points()
-data, model = points.dataset("train"), points.model()
-{session}
-
-def train(batch):
-    optimizer.zero_grad()
-    points.loss(model, batch).backward()
-    optimizer.step()
-
-
-"""
-SUPPORT = str(Path(__file__).parents[1])
 
 #: A loop that counts the steps of the training itself.
 OWN_COUNT = """
@@ -46,7 +26,9 @@ for _ in range({steps}):
     except StopIteration:
         batches = iter(loader)
         batch = next(batches)
-    train(batch)
+    optimizer.zero_grad()
+    task.loss(model, batch).backward()
+    optimizer.step()
 # Or else torch is watched after the test, too.
 del batches
 sys.exit(0)
@@ -58,17 +40,14 @@ class Scaled(torch.optim.SGD):
         return super().step(closure)
 
 
-torch.optim.SGD(model.parameters(), lr=1)
-optimizer = Scaled(model.parameters(), lr=0.1, momentum=0.9)
-session = vcasgd.Session(model, optimizer)
-session.evaluation(points.dataset("validation"))(points.evaluate)
-for batch in session.loader(data, 64):
-    train(batch)
+torch.optim.SGD([torch.zeros(1)], lr=1)
 """
 EACH_EPOCH = """
 for epoch in range(2):
     for batch in session.loader(DataLoader({data}, 64, shuffle=True)):
-        train(batch)
+        optimizer.zero_grad()
+        task.loss(model, batch).backward()
+        optimizer.step()
 """
 CONNECTED = """
 class Rows(Dataset):
@@ -87,28 +66,15 @@ class Rows(Dataset):
         return torch.frombuffer(bytearray(x), dtype=torch.float32), y
 
 
-for batch in session.loader(DataLoader(Rows(), 64, shuffle=True)):
-    train(batch)
 """
 
 
-#: The session of most scripts.
-SESSION = """
-optimizer = points.optimizer(model.parameters())
-session = vcasgd.Session(model, optimizer)
-session.evaluation(points.dataset("validation"))(points.evaluate)
-"""
-
-
-def written(loop: str, session: str = SESSION, **values: object) -> str:
-    return (SCRIPT + loop).format(support=SUPPORT, session=session, **values)
-
-
-@pytest.mark.parametrize("workers", [1, 4])
+@pytest.mark.parametrize("workers", [1, *long(4)])
 def test_the_last_step_of_a_loop_that_counts_its_steps_counts(workers: int, tmp_path: Path) -> None:
     steps = EPOCHS * Points.samples // Points.batch_size
+    task = loop_script(tmp_path, OWN_COUNT.format(steps=steps), before="import sys")
 
-    ends = simulated(script(written(OWN_COUNT, steps=steps), tmp_path), workers, epochs=EPOCHS)
+    ends = simulated(task, workers, epochs=EPOCHS)
 
     assert ends["loss"] < 1.4
 
@@ -116,10 +82,8 @@ def test_the_last_step_of_a_loop_that_counts_its_steps_counts(workers: int, tmp_
 @pytest.mark.ci
 def test_what_a_loop_trained_before_it_ended_is_evaluated(harness: Harness, tmp_path: Path) -> None:
     # Given an epoch that is much longer than the training of the loop
-    source = written(OWN_COUNT, steps=32).replace(
-        "= Points()", "= Points()\npoints.samples = 65536"
-    )
-    (tmp_path / "train.py").write_text(source)
+    long = "Points.samples = 65536"
+    loop_script(tmp_path, OWN_COUNT.format(steps=32), before=f"import sys\n{long}")
 
     _, job = on_workers(harness, tmp_path, "train.py", 2, epochs=EPOCHS)
 
@@ -130,22 +94,25 @@ def test_what_a_loop_trained_before_it_ended_is_evaluated(harness: Harness, tmp_
 
 
 def test_a_loop_may_ask_for_its_loader_before_each_epoch(tmp_path: Path) -> None:
-    task = script(written(EACH_EPOCH, data="data"), tmp_path)
+    task = loop_script(tmp_path, EACH_EPOCH.format(data="data"))
 
     assert simulated(task, 2, epochs=EPOCHS)["loss"] < 1.5
 
 
 def test_a_loop_has_one_training_set(tmp_path: Path) -> None:
-    task = script(written(EACH_EPOCH, data="points.dataset('train')"), tmp_path)
+    task = loop_script(tmp_path, EACH_EPOCH.format(data="task.dataset('train')"))
 
     with pytest.raises(UserCodeError, match=r"session\.loader was called again with another data"):
         simulated(task, 1, epochs=EPOCHS)
 
 
 # Four workers make steps again.
-@pytest.mark.parametrize("workers", [1, 4])
+@pytest.mark.parametrize("workers", [1, *long(4)])
 def test_a_step_may_call_that_of_its_base_class(tmp_path: Path, workers: int) -> None:
-    ends = simulated(script(written(DERIVED, session=""), tmp_path), workers, epochs=EPOCHS)
+    scaled = "Scaled(model.parameters(), lr=0.1, momentum=0.9)"
+    task = loop_script(tmp_path, own_steps(), before=DERIVED, optimizer=scaled)
+
+    ends = simulated(task, workers, epochs=EPOCHS)
 
     assert ends["loss"] < 1.6
 
@@ -154,39 +121,33 @@ def test_a_step_may_call_that_of_its_base_class(tmp_path: Path, workers: int) ->
 SHARPNESS = """
 class Sharpness(torch.optim.Optimizer):
     def __init__(self, parameters):
-        super().__init__(parameters, {{}})
+        super().__init__(parameters, {})
         self.base = torch.optim.SGD(self.param_groups, lr=0.1)
 
     def second_step(self):
         self.base.step()
-
-
-optimizer = Sharpness(model.parameters())
-session = vcasgd.Session(model, {optimizer})
-session.evaluation(points.dataset("validation"))(points.evaluate)
-for batch in session.loader(data, 64):
-    optimizer.zero_grad()
-    points.loss(model, batch).backward()
-    optimizer.second_step()
 """
 
 
 def test_the_remedy_names_the_optimizer_in_a_wrapper(tmp_path: Path) -> None:
-    task = script(written(SHARPNESS, session="", optimizer="optimizer"), tmp_path)
+    loop = own_steps().replace("optimizer.step()", "optimizer.second_step()")
+
+    def task_of(session: str) -> Callable[[], Task]:
+        optimizer = "Sharpness(model.parameters())"
+        return loop_script(tmp_path, loop, before=SHARPNESS, optimizer=optimizer, session=session)
 
     with pytest.raises(UserCodeError) as caught:
-        simulated(task, 1, epochs=1)
+        simulated(task_of("optimizer"), 1, epochs=1)
 
     assert caught.value.remedy is not None
     assert "optimizer.base, pass that to the Session" in caught.value.remedy
-    task = script(written(SHARPNESS, session="", optimizer="optimizer.base"), tmp_path, "base.py")
-    assert simulated(task, 1, epochs=EPOCHS)["loss"] < 1.8
+    assert simulated(task_of("optimizer.base"), 1, epochs=EPOCHS)["loss"] < 1.8
 
 
 TWO_LOSSES = """
 for batch in session.loader(data, 64):
     optimizer.zero_grad()
-    losses = points.loss(model, batch), sum(each.square().mean() for each in model.parameters())
+    losses = task.loss(model, batch), sum(each.square().mean() for each in model.parameters())
     {backward}
     optimizer.step()
 """
@@ -194,16 +155,22 @@ for batch in session.loader(data, 64):
 
 @pytest.mark.parametrize("workers", [1, 4])
 def test_a_step_may_have_several_losses(tmp_path: Path, workers: int) -> None:
-    at_once = script(written(TWO_LOSSES, backward="torch.autograd.backward(losses)"), tmp_path)
-    in_turn = written(TWO_LOSSES, backward="for loss in losses: loss.backward()")
+    losses = (
+        TWO_LOSSES.format(backward=each)
+        for each in ("torch.autograd.backward(losses)", "for loss in losses: loss.backward()")
+    )
 
-    end = simulated(at_once, workers, epochs=EPOCHS)["loss"]
+    end, expected = (
+        simulated(loop_script(tmp_path, each, FewPoints), workers, epochs=1)["loss"]
+        for each in losses
+    )
 
-    expected = simulated(script(in_turn, tmp_path, "in_turn.py"), workers, epochs=EPOCHS)["loss"]
     assert end == pytest.approx(expected, rel=1e-3)
 
 
 def test_a_data_set_may_have_a_connection_of_its_script(tmp_path: Path) -> None:
-    ends = simulated(script(written(CONNECTED), tmp_path), 1, epochs=1)
+    loop = CONNECTED + own_steps("DataLoader(Rows(), 64, shuffle=True)")
+
+    ends = simulated(loop_script(tmp_path, loop, before="import sqlite3"), 1, epochs=1)
 
     assert ends["loss"] < 1.8

@@ -11,28 +11,27 @@ from typing import Any
 import pytest
 import torch
 from support.compat import (
+    SESSION_STEPS,
     Case,
+    Metrics,
     Points,
     assert_as_plain,
-    assert_close,
     evaluate_plainly,
+    extended,
     grid,
-    on_workers,
+    long,
+    loop_script,
     orders,
     plain,
-    script,
     simulated,
     train_plainly,
 )
-from support.harness import Harness
 from torch import Tensor, nn
 from torch.optim import Optimizer
-from torch.utils.data import Dataset, TensorDataset
 
 from vcasgd.errors import SpecError
 from vcasgd.learning.mean_gradients import MeanGradients
 from vcasgd.learning.optimizers import Closure, as_optimizer
-from vcasgd.store.ledger.job import JobState
 from vcasgd.task.task import Task, load_task
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -64,7 +63,7 @@ OPTIMIZERS: dict[str, MakeOptimizer] = {
     "wrapped": lambda of: type("Wrapped", (Lookahead,), {})(torch.optim.RMSprop(of, lr=1e-3)),
 }
 #: Those that always run.
-FEW_OPTIMIZERS = ("own", "inherited")
+FEW_OPTIMIZERS = ("inherited", "own")
 
 
 class Lamb(Optimizer):
@@ -192,13 +191,9 @@ def points(make: MakeOptimizer, clip: float | None = None) -> Callable[[], Point
 WithRMSprop = points(OPTIMIZERS["RMSprop"])
 
 
-def schedule_free_twin(seed: int) -> dict[str, float]:
-    task = points(OPTIMIZERS["schedule-free"])()
-    torch.manual_seed(seed)
-    model = task.model()
-    optimizer = task.optimizer(model.parameters())
-    train_plainly(task, model, optimizer, 4, seed)
-    optimizer.eval()  # type: ignore[attr-defined]
+def schedule_free_twin(task: Points, model: nn.Module, optimizer: Any, *others: int) -> Metrics:
+    train_plainly(task, model, optimizer, *others)
+    optimizer.eval()
     return evaluate_plainly(task, model)
 
 
@@ -206,13 +201,16 @@ def schedule_free_twin(seed: int) -> dict[str, float]:
 @pytest.mark.parametrize(
     "name",
     [
-        name if name in FEW_OPTIMIZERS else pytest.param(name, marks=pytest.mark.extended)
-        for name in OPTIMIZERS
+        "inherited",
+        *long("own"),
+        *extended(*(each for each in OPTIMIZERS if each not in FEW_OPTIMIZERS)),
     ],
 )
 def test_any_optimizer(name: str, workers: int) -> None:
     twin = schedule_free_twin if name == "schedule-free" else None
-    assert_as_plain(Case(points(OPTIMIZERS[name]), twin=twin), workers)
+    task = points(OPTIMIZERS[name])
+    case = Case(task, twin=lambda seed: plain(task(), 4, seed, twin))
+    assert_as_plain(case, workers)
 
 
 @pytest.mark.parametrize("name", ["by hand", "wrapped", "own", "RMSprop", "inherited"])
@@ -305,82 +303,16 @@ def test_a_transformer_with_a_schedule(name: str, workers: int, tmp_path: Path) 
     assert_as_plain(Case(make_task, epochs=1), workers)
 
 
-class Words(Points):
-    """Classify texts by their words, most of which are rare."""
-
-    words, sparse = 1000, False
-
-    def model(self) -> nn.Module:
-        return nn.EmbeddingBag(self.words, self.classes, sparse=self.sparse)
-
-    def dataset(self, split: str) -> Dataset[Any]:
-        own = torch.Generator().manual_seed(2 if split == "train" else 3)
-        chances = (1 / torch.arange(1, self.words + 1)).expand(self.samples, -1)
-        texts = torch.multinomial(chances, 12, generator=own)
-        meaning = torch.randn(self.words, 10, generator=torch.Generator().manual_seed(1))
-        noise = 0.3 * torch.randn(self.samples, 10, generator=own)
-        return TensorDataset(texts, (2 * meaning[texts].mean(1) + noise).argmax(1))
-
-    def optimizer(self, parameters: Iterable[nn.Parameter]) -> Optimizer:
-        return torch.optim.Adam(parameters, lr=1e-2, weight_decay=1e-3)
-
-
-class SparseWords(Words):
-    sparse = True
-
-    def optimizer(self, parameters: Iterable[nn.Parameter]) -> Optimizer:
-        return torch.optim.SparseAdam(list(parameters), lr=1e-2)
-
-
-@pytest.mark.extended
-@grid
-@pytest.mark.parametrize("task", [Words, SparseWords])
-def test_rare_words(task: type[Words], workers: int) -> None:
-    assert_as_plain(Case(task), workers)
-
-
 #: The same training as a script.
-SCRIPT = """
-import sys
-import textwrap
-import torch
-import vcasgd
-
-sys.path.insert(0, {support!r})
-from support.compat import Points
-
-points = Points()
-model = points.model()
-session = vcasgd.Session(model, torch.optim.RMSprop(model.parameters(), lr=1e-3))
-evaluate = session.evaluation(points.dataset("validation"))(points.evaluate)
-for batch in session.batches(points.dataset("train"), batch_size=points.batch_size):
-    session.step(points.loss(model, batch))
-"""
-
-
-@pytest.fixture
-def rmsprop_script(tmp_path: Path) -> Path:
-    script(SCRIPT.format(support=str(Path(__file__).parents[1])), tmp_path)
-    return tmp_path
+RMSPROP = "torch.optim.RMSprop(model.parameters(), lr=1e-3)"
 
 
 @grid
 @pytest.mark.ci
-def test_a_script_trains_as_its_task(rmsprop_script: Path, workers: int) -> None:
-    make_task = script((rmsprop_script / "train.py").read_text(), rmsprop_script)
-    ends = (
-        simulated(make_task, workers)["loss"],
-        simulated(WithRMSprop, workers)["loss"],
-    )
+def test_a_script_trains_as_its_task(tmp_path: Path, workers: int) -> None:
+    make_task = loop_script(tmp_path, SESSION_STEPS, optimizer=RMSPROP)
+    ends = [simulated(each, workers)["loss"] for each in (make_task, WithRMSprop)]
     assert ends[0] == pytest.approx(ends[1], rel=1e-6)
-
-
-@pytest.mark.extended
-def test_a_script_on_real_workers(harness: Harness, rmsprop_script: Path) -> None:
-    metrics, job = on_workers(harness, rmsprop_script, "train.py", 4)
-
-    assert job.state is JobState.SUCCEEDED, job.failure
-    assert_close([metrics["loss"]], [plain(WithRMSprop(), 4, seed)["loss"] for seed in (0, 1)])
 
 
 # -- lists of optimizers, and closures -------------------------------------------------------------
@@ -422,39 +354,34 @@ class WithSam(Points):
         return Sam(parameters, lambda groups: torch.optim.AdamW(groups, lr=3e-3))
 
 
-def closure_twin(make: Callable[[], Points]) -> Callable[[int], dict[str, float]]:
-    def twin(seed: int) -> dict[str, float]:
-        task = make()
-        torch.manual_seed(seed)
-        model, data = task.model(), task.dataset("train")
-        optimizer = task.optimizer(model.parameters())
-        for indices in orders(len(data), 4, seed, task.batch_size):  # type: ignore[arg-type]
-            batch = task.collate([data[index] for index in indices])
+def closure_twin(task: Points, model: nn.Module, optimizer: Any, epochs: int, seed: int) -> Metrics:
+    data = task.dataset("train")
+    for indices in orders(len(data), epochs, seed, task.batch_size):  # type: ignore[arg-type]
+        batch = task.collate([data[index] for index in indices])
 
-            def closure(batch: Any = batch) -> Tensor:
-                optimizer.zero_grad()
-                loss = task.loss(model, batch)
-                loss.backward()  # type: ignore[no-untyped-call]
-                return loss
+        def closure(batch: Any = batch) -> Tensor:
+            optimizer.zero_grad()
+            loss = task.loss(model, batch)
+            loss.backward()  # type: ignore[no-untyped-call]
+            return loss
 
-            if isinstance(optimizer, Sam):
-                closure()
-            optimizer.step(closure)  # type: ignore[arg-type]
-        return evaluate_plainly(task, model)
-
-    return twin
+        if isinstance(optimizer, Sam):
+            closure()
+        optimizer.step(closure)
+    return evaluate_plainly(task, model)
 
 
 @pytest.mark.parametrize(
     ("task", "workers"),
     [
         (WithLBFGS, 1),
-        (WithSam, 4),
+        pytest.param(WithSam, 4, marks=pytest.mark.ci),
         *(pytest.param(WithSam, each, marks=pytest.mark.extended) for each in (1, 8)),
     ],
 )
 def test_closures(task: type[Points], workers: int) -> None:
-    assert_as_plain(Case(task, twin=closure_twin(task)), workers, seeds=(0,))
+    case = Case(task, twin=lambda seed: plain(task(), 4, seed, closure_twin))
+    assert_as_plain(case, workers, seeds=(0,))
 
 
 def test_several_workers_refuse_a_line_search() -> None:
@@ -465,25 +392,13 @@ def test_several_workers_refuse_a_line_search() -> None:
 
 #: A loop over epochs whose steps have a closure or not.
 WITH_CLOSURE = """
-import sys
-import torch
-import vcasgd
-
-sys.path.insert(0, {support!r})
-from support.compat import Points
-
-points = Points()
-model = points.model()
-optimizer = points.optimizer(model.parameters())
-session = vcasgd.Session(model, optimizer)
-evaluate = session.evaluation(points.dataset("validation"))(points.evaluate)
-batches = session.loader(points.dataset("train"), batch_size=points.batch_size)
+batches = session.loader(data, batch_size=task.batch_size)
 for epoch in range({epochs}):
     for batch in batches:
 
         def closure():
             optimizer.zero_grad()
-            loss = points.loss(model, batch)
+            loss = task.loss(model, batch)
             loss.backward()
             {inside}
             return loss
@@ -494,11 +409,9 @@ for epoch in range({epochs}):
 
 @pytest.mark.ci
 def test_a_closure_is_a_step_in_each_epoch_of_a_loop(tmp_path: Path) -> None:
-    support = str(Path(__file__).parents[1])
     ends = []
     for step in ("optimizer.step(closure)", "closure(); optimizer.step()"):
-        source = WITH_CLOSURE.format(support=support, epochs=2, inside="pass", step=step)
-        make_task = script(source, tmp_path)
-        ends.append(simulated(make_task, 4, epochs=2)["loss"])
+        loop = WITH_CLOSURE.format(epochs=2, inside="pass", step=step)
+        ends.append(simulated(loop_script(tmp_path, loop), 4, epochs=2)["loss"])
 
     assert ends[0] == pytest.approx(ends[1], rel=1e-6)

@@ -10,17 +10,15 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load
-from support.compat import Case, Points, assert_as_plain, grid, on_workers, script
+from support.compat import Case, Points, assert_as_plain, facts_of, grid, on_workers, script
 from support.harness import Harness
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from vcasgd.learning.layout import Layout
 from vcasgd.learning.vector import gather, read_tensors
-from vcasgd.spec.job import JobSpec
 from vcasgd.storage.model_checkpoints import file_of
 from vcasgd.store.ledger.job import JobState
-from vcasgd.worker.learner import Learner
 
 #: A model in double precision, whose loss becomes 1e-28 with double precision only.
 DOUBLE = """
@@ -81,8 +79,7 @@ def test_a_download_has_double_precision() -> None:
 def test_what_rounds_a_model_in_double_precision_is_named(
     tmp_path: Path, fields: dict[str, Any]
 ) -> None:
-    job = {"name": "j", "task": "t:T", "epochs": 1, "workers": {"max": 2}, **fields}
-    facts = Learner(JobSpec.parse(job), script(DOUBLE, tmp_path)(), "cpu").facts(1)
+    facts = facts_of(script(DOUBLE, tmp_path)(), workers=2, **fields)
 
     assert Layout.from_json(facts.layout).rounded == "weight"
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -11,14 +11,17 @@ import torch
 from support.compat import (
     SEEDS,
     Case,
+    Metrics,
     Points,
     assert_as_plain,
     assert_close,
+    ends_of,
     evaluate_plainly,
     grid,
+    loop_script,
     on_workers,
     orders,
-    script,
+    plain,
     simulated,
     train_plainly,
 )
@@ -28,6 +31,7 @@ from torch.optim import Optimizer
 
 from vcasgd.errors import UserCodeError
 from vcasgd.store.ledger.job import JobState
+from vcasgd.task.task import Task
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -44,11 +48,11 @@ class TwoOptimizers(Points):
         ]
 
 
-def two_optimizers_twin(seed: int) -> dict[str, float]:
-    task = TwoOptimizers()
-    torch.manual_seed(seed)
-    model = task.model()
-    return train_plainly(task, model, Together(task.optimizer(model.parameters())), 4, seed)
+def two_optimizers_twin(
+    task: Points, model: nn.Module, optimizers: Any, epochs: int, seed: int
+) -> Metrics:
+    together: Any = Together(optimizers)
+    return train_plainly(task, model, together, epochs, seed)
 
 
 class Together:
@@ -70,34 +74,25 @@ class Together:
 @pytest.mark.extended
 @grid
 def test_a_list_of_optimizers(workers: int) -> None:
-    assert_as_plain(Case(TwoOptimizers, twin=two_optimizers_twin), workers)
+    def twin(seed: int) -> Metrics:
+        return plain(TwoOptimizers(), 4, seed, two_optimizers_twin)
+
+    assert_as_plain(Case(TwoOptimizers, twin=twin), workers)
 
 
 LISTED = """
-import sys
-import torch
-import vcasgd
-
-sys.path[:0] = [{support!r}, {support!r} + "/compat"]
-from test_several_optimizers import TwoOptimizers
-
-points = TwoOptimizers()
-model = points.model()
-matrices, rest = points.optimizer(model.parameters())
-session = vcasgd.Session(model, [matrices, rest])
-evaluate = session.evaluation(points.dataset("validation"))(points.evaluate)
-for batch in session.loader(points.dataset("train"), batch_size=points.batch_size):
-    matrices.zero_grad()
-    rest.zero_grad()
-    points.loss(model, batch).backward()
-    matrices.step()
-    rest.step()
+for batch in session.loader(data, batch_size=task.batch_size):
+    for each in optimizer:
+        each.zero_grad()
+    task.loss(model, batch).backward()
+    for each in optimizer:
+        each.step()
 """
 
 
 @pytest.mark.ci
 def test_a_loop_that_steps_two_optimizers(tmp_path: Path) -> None:
-    make_task = script(LISTED.format(support=str(Path(__file__).parents[1])), tmp_path)
+    make_task = loop_script(tmp_path, LISTED, TwoOptimizers)
     ends = [simulated(each, 4, epochs=1)["loss"] for each in (make_task, TwoOptimizers)]
     assert ends[0] == pytest.approx(ends[1], rel=1e-6)
 
@@ -105,59 +100,52 @@ def test_a_loop_that_steps_two_optimizers(tmp_path: Path) -> None:
 #: A loop that steps two optimizers one after the other, as of a generator and its critic, and
 #: bounds the parameters.
 IN_TURN = """
-import sys
-import torch
-import vcasgd
-
-sys.path.insert(0, {support!r})
-from support.compat import Points
-
-points = Points()
-model = points.model()
-optimizers = [torch.optim.RMSprop(model[at].parameters(), lr=1e-3) for at in (0, 2)]
-session = vcasgd.Session(model, optimizers)
-evaluate = session.evaluation(points.dataset("validation"))(points.evaluate)
-for batch in session.loader(points.dataset("train"), batch_size=points.batch_size):
-    for optimizer in optimizers:
-        optimizer.zero_grad()
-        points.loss(model, batch).backward()
-        optimizer.step()
+for batch in session.loader(data, batch_size=task.batch_size):
+    for each in {chosen}:
+        each.zero_grad()
+        task.loss(model, batch).backward()
+        each.step()
     for parameter in model.parameters():
         parameter.data.clamp_(-{bound}, {bound})
 """
+OPTIMIZERS = "[torch.optim.RMSprop(model[at].parameters(), lr=1e-3) for at in (0, 2)]"
+SOMETIMES = "optimizer[: 1 + (session.global_step % 5 == 0)]"
 
 
-def in_turn_twin(seed: int, bound: float) -> dict[str, float]:
+def stepping(folder: Path, chosen: str = "optimizer", bound: float = 100.0) -> Callable[[], Task]:
+    loop = IN_TURN.format(chosen=chosen, bound=bound)
+    return loop_script(folder, loop, optimizer=OPTIMIZERS)
+
+
+def in_turn_twin(seed: int) -> Metrics:
     torch.manual_seed(seed)
-    points = Points()
-    model, data = points.model(), points.dataset("train")
+    task = Points()
+    model, data = task.model(), task.dataset("train")
     optimizers = [torch.optim.RMSprop(model[at].parameters(), lr=1e-3) for at in (0, 2)]  # type: ignore[index]
-    for indices in orders(len(data), 2, seed, points.batch_size):  # type: ignore[arg-type]
+    for indices in orders(task.samples, 2, seed, task.batch_size):
         for optimizer in optimizers:
             optimizer.zero_grad()
-            points.loss(model, points.collate([data[index] for index in indices])).backward()  # type: ignore[no-untyped-call]
+            task.loss(model, task.collate([data[index] for index in indices])).backward()  # type: ignore[no-untyped-call]
             optimizer.step()
-        for parameter in model.parameters():
-            parameter.data.clamp_(-bound, bound)
-    return evaluate_plainly(points, model)
+    return evaluate_plainly(task, model)
 
 
 @grid
 @pytest.mark.ci
 def test_optimizers_that_a_loop_steps_in_turn(tmp_path: Path, workers: int) -> None:
-    bound = 100.0
-    source = IN_TURN.format(support=str(Path(__file__).parents[1]), bound=bound)
-    make_task = script(source, tmp_path)
-    ends = [simulated(make_task, workers, seed, epochs=2)["loss"] for seed in SEEDS]
+    ends = ends_of(stepping(tmp_path), workers, epochs=2)
 
-    assert_close(ends, [in_turn_twin(seed, bound)["loss"] for seed in SEEDS])
+    assert_close(ends, [in_turn_twin(seed)["loss"] for seed in SEEDS])
 
 
 @pytest.mark.ci
-def test_a_loop_that_changes_parameters_after_a_step_is_named(
-    harness: Harness, tmp_path: Path
+@pytest.mark.parametrize(
+    "changes", [{"bound": 0.1}, {"chosen": SOMETIMES}], ids=["bounds parameters", "less often"]
+)
+def test_a_loop_whose_steps_cannot_be_corrected_is_named(
+    harness: Harness, tmp_path: Path, changes: dict[str, Any]
 ) -> None:
-    script(IN_TURN.format(support=str(Path(__file__).parents[1]), bound=0.1), tmp_path)
+    stepping(tmp_path, **changes)
 
     _, job = on_workers(harness, tmp_path, "train.py", 2, epochs=2)
 
@@ -166,36 +154,15 @@ def test_a_loop_that_changes_parameters_after_a_step_is_named(
     assert {each["details"]["optimizer"] for each in events} == {"RMSprop and RMSprop"}
 
 
-SOME_STEPS = IN_TURN.replace("    for optimizer in optimizers:", "    for optimizer in {chosen}:")
-
-
 @pytest.mark.ci
 def test_a_loop_that_steps_an_optimizer_less_often(tmp_path: Path) -> None:
     def run(chosen: str) -> float:
-        support = str(Path(__file__).parents[1])
-        source = SOME_STEPS.format(support=support, bound=100, chosen=chosen)
-        return simulated(script(source, tmp_path), 2, epochs=1)["loss"]
+        return simulated(stepping(tmp_path, chosen), 2, epochs=1)["loss"]
 
-    assert run("optimizers[: 1 + (session.global_step % 5 == 0)]") < 2.2
+    assert run(SOMETIMES) < 2.2
     # Read after the step of the first one, also for a worker's first batch
-    assert (
-        run("(e for e in optimizers if e is optimizers[0] or session.global_step % 5 == 0)") < 2.2
-    )
+    assert run("(e for e in optimizer if e is optimizer[0] or session.global_step % 5 == 0)") < 2.2
     with pytest.raises(UserCodeError, match="without a step of each optimizer") as refused:
-        run("optimizers[:1]")
+        run("optimizer[:1]")
     assert refused.value.remedy is not None
     assert "session.global_step" in refused.value.remedy
-
-
-@pytest.mark.ci
-def test_a_loop_that_steps_an_optimizer_less_often_is_named(
-    harness: Harness, tmp_path: Path
-) -> None:
-    chosen = "optimizers[: 1 + (session.global_step % 5 == 0)]"
-    source = SOME_STEPS.format(support=str(Path(__file__).parents[1]), bound=100, chosen=chosen)
-    script(source, tmp_path)
-
-    _, job = on_workers(harness, tmp_path, "train.py", 2, epochs=2)
-
-    assert job.state is JobState.SUCCEEDED, job.reason
-    assert harness.events(job.id, "optimizer-uncorrected")

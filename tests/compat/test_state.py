@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 import torch
-from compat.test_buffers import facts_of
 from support.compat import (
     SEEDS,
     Case,
@@ -17,12 +16,17 @@ from support.compat import (
     Points,
     assert_as_plain,
     assert_close,
+    ends_of,
     evaluate_plainly,
+    facts_of,
     grid,
+    kinds_of,
+    loop_script,
     on_workers,
-    orders,
+    plain,
     script,
     simulated,
+    train_plainly,
 )
 from support.harness import Harness
 from torch import Tensor, nn
@@ -33,9 +37,7 @@ from torch.utils.data import Dataset, TensorDataset
 
 from vcasgd.learning.beside import Beside
 from vcasgd.learning.layout import Layout, TensorKind
-from vcasgd.spec.job import JobSpec
 from vcasgd.store.ledger.job import JobState
-from vcasgd.worker.learner import Learner
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 DECAY = 0.98
@@ -48,20 +50,16 @@ class Averaged(Points):
         return torch.optim.SGD(parameters, lr=0.1, momentum=0.9)
 
 
-def plainly_averaged(seed: int, epochs: int = 2) -> Metrics:
+def plainly_averaged(seed: int) -> Metrics:
     """Train in a plain loop that averages after each step, and evaluate the average."""
-    task = Averaged()
-    torch.manual_seed(seed)
-    model = task.model()
-    average = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(DECAY))
-    average.update_parameters(model)
-    optimizer, data = task.optimizer(model.parameters()), task.dataset("train")
-    for indices in orders(len(data), epochs, seed, task.batch_size):
-        optimizer.zero_grad()
-        task.loss(model, task.collate([data[index] for index in indices])).backward()
-        optimizer.step()
+
+    def twin(task: Averaged, model: nn.Module, *others: Any) -> Metrics:
+        average = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(DECAY))
         average.update_parameters(model)
-    return evaluate_plainly(task, average.module)
+        train_plainly(task, model, *others, after_step=lambda _: average.update_parameters(model))
+        return evaluate_plainly(task, average.module)
+
+    return plain(Averaged(), 2, seed, twin)
 
 
 @grid
@@ -71,24 +69,8 @@ def test_the_average_is_that_of_a_plain_loop(workers: int) -> None:
     assert_as_plain(Case(Averaged, epochs=2, twin=plainly_averaged, fields=ema), workers)
 
 
-TASK = """
-import sys
-
-import torch
-
-sys.path.insert(0, {tests!r})
-from support.compat import Points
-
-
-class Averaged(Points):
-    def optimizer(self, parameters):
-        return torch.optim.SGD(parameters, lr=0.1, momentum=0.9)
-"""
-
-
 def test_a_worker_that_is_alone_publishes_often_enough(harness: Harness, tmp_path: Path) -> None:
-    tests = str(Path(__file__).parents[1])
-    (tmp_path / "train.py").write_text(TASK.format(tests=tests))
+    script(f"from {__name__} import Averaged", tmp_path)
 
     metrics, job = on_workers(harness, tmp_path, "train:Averaged", 1, epochs=2, ema=DECAY)
 
@@ -105,34 +87,18 @@ def test_the_average_is_measured_beside_the_model() -> None:
 
 # --- averages of a script or a task ---------------------------------------------------------------
 
-HEAD = """
-import copy
-import sys
-
-import torch
-import vcasgd
-
-sys.path.insert(0, {tests!r})
-from support.compat import Points
-
-torch.set_num_threads(1)
-points = Points()
-model = points.model()
-optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-session = vcasgd.Session(model, optimizer)
-"""
 LOOPS = {
     "module": """
 average = copy.deepcopy(model)
 
 
-@session.evaluation(points.dataset("validation"))
+@session.evaluation(task.dataset("validation"))
 def judge(model, batch):
-    return points.evaluate(average, batch)
+    return task.evaluate(average, batch)
 
 
-for batch in session.batches(points.dataset("train"), batch_size=64):
-    session.step(points.loss(model, batch))
+for batch in session.batches(data, batch_size=64):
+    session.step(task.loss(model, batch))
     with torch.no_grad():
         for mean, each in zip(average.parameters(), model.parameters()):
             mean.mul_(0.98).add_(each, alpha=0.02)
@@ -143,19 +109,19 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 average = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(0.98))
 
 
-@session.evaluation(points.dataset("validation"))
+@session.evaluation(task.dataset("validation"))
 def judge(model, batch):
-    return points.evaluate(average, batch)
+    return task.evaluate(average, batch)
 
 
-for batch in session.batches(points.dataset("train"), batch_size=64):
-    session.step(points.loss(model, batch))
+for batch in session.batches(data, batch_size=64):
+    session.step(task.loss(model, batch))
     average.update_parameters(model)
 """,
     "dict in a function": """
 class Ema:
     def __init__(self, model):
-        self.shadow = {{name: each.detach().clone() for name, each in model.named_parameters()}}
+        self.shadow = {name: each.detach().clone() for name, each in model.named_parameters()}
 
     def update(self, model):
         for name, each in model.named_parameters():
@@ -165,15 +131,15 @@ class Ema:
 def main():
     ema = Ema(model)
 
-    @session.evaluation(points.dataset("validation"))
+    @session.evaluation(task.dataset("validation"))
     def judge(model, batch):
         own = copy.deepcopy(model)
         own.load_state_dict(ema.shadow)
-        return points.evaluate(own, batch)
+        return task.evaluate(own, batch)
 
-    for batch in session.loader(points.dataset("train"), batch_size=64):
+    for batch in session.loader(data, batch_size=64):
         optimizer.zero_grad()
-        points.loss(model, batch).backward()
+        task.loss(model, batch).backward()
         optimizer.step()
         ema.update(model)
 
@@ -187,11 +153,10 @@ main()
 @grid
 @pytest.mark.ci
 def test_an_average_of_a_script_is_evaluated(tmp_path: Path, loop: str, workers: int) -> None:
-    tests = str(Path(__file__).parents[1])
-    task = script((HEAD + LOOPS[loop]).format(tests=tests), tmp_path)
+    task = loop_script(tmp_path, LOOPS[loop], Averaged, evaluation="")
 
     # As in all cases, because one end is as much as 1.4 % above its twin with 8 workers.
-    ends = [simulated(task, workers, seed, epochs=2)["loss"] for seed in SEEDS]
+    ends = ends_of(task, workers, epochs=2)
 
     assert_close(ends, [plainly_averaged(seed)["loss"] for seed in SEEDS])
 
@@ -284,7 +249,7 @@ def test_how_versions_merge_tensors_beside_the_model(
 ) -> None:
     facts = facts_of(task())
 
-    kinds = {entry.name: entry.kind for entry in Layout.from_json(facts.layout).entries}
+    kinds = kinds_of(facts)
     assert kinds["beside:answers" if task is Remembering else "beside:seen"] is kind
     # What each step replaces, such as the last norm, is no state.
     assert facts.min_local_batch == least
@@ -348,7 +313,7 @@ def test_plain_attributes_have_the_order_of_the_code() -> None:
 def test_what_a_module_keeps_of_its_last_batch_is_no_state() -> None:
     facts = facts_of(PlainAttributes())
 
-    kinds = {entry.name: entry.kind for entry in Layout.from_json(facts.layout).entries}
+    kinds = kinds_of(facts)
     assert kinds["beside:mean"] is kinds["beside:square"] is TensorKind.STATISTIC
     assert facts.min_local_batch == 2
     assert facts.notes.keys() == {"momentum-starts-again"}
@@ -417,16 +382,11 @@ def test_what_stays_frozen_does_not_travel() -> None:
             model[0].requires_grad_(False)
             return model
 
-    learner = Learner(JobSpec.parse({"name": "j", "task": "t:T", "epochs": 1}), Frozen(), "cpu")
-
-    layout = Layout.from_json(learner.facts(1).layout)
-
-    assert [entry.name for entry in layout.entries] == ["2.weight", "2.bias"]
+    assert [*kinds_of(facts_of(Frozen()))] == ["2.weight", "2.bias"]
 
 
 def test_state_beside_the_model_travels_between_processes(harness: Harness, tmp_path: Path) -> None:
-    source = (HEAD + LOOPS["dict in a function"]).format(tests=str(Path(__file__).parents[1]))
-    script(source, tmp_path)
+    loop_script(tmp_path, LOOPS["dict in a function"], Averaged, evaluation="")
 
     metrics, job = on_workers(harness, tmp_path, "train.py", 2, epochs=2)
 

@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import cache
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from support.compat import Points, assert_close, grid, orders, simulated
+from support.compat import (
+    SEEDS,
+    EpochBatches,
+    Points,
+    assert_close,
+    ends_of,
+    facts_of,
+    grid,
+    simulated,
+)
 from torch import nn
 from torch.nn import functional as F
 from torch.utils.data import default_collate
@@ -20,11 +30,8 @@ from vcasgd.simulation.job import Conditions, Simulation
 from vcasgd.spec.job import JobSpec
 from vcasgd.task.place import Place
 from vcasgd.task.task import Task
-from vcasgd.worker.learner import Learner
 
-SEEDS, EPOCHS, BATCH = (0, 1), 2, 64
-
-
+EPOCHS, BATCH = 2, 64
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 
@@ -61,19 +68,14 @@ def streamed() -> Any:
     return table.to_iterable_dataset(num_shards=8)
 
 
-class Drawn:
-    """The sampler of a job's order, an epoch after the other."""
-
-    def __init__(self, seed: int) -> None:
-        batches = orders(Points.samples, EPOCHS, seed, BATCH)
-        self._order, self._epoch = [index for batch in batches for index in batch], 0
+class Drawn(EpochBatches):
+    """The sampler of a job's order."""
 
     def __len__(self) -> int:
         return Points.samples
 
-    def __iter__(self) -> Any:
-        first, self._epoch = self._epoch * len(self), self._epoch + 1
-        return iter(self._order[first : first + len(self)])
+    def __iter__(self) -> Iterator[Any]:
+        return chain.from_iterable(super().__iter__())
 
 
 @cache
@@ -153,9 +155,7 @@ def task_of(**arguments: Any) -> Callable[[], Task]:
 
 @pytest.mark.ci
 def test_callbacks_that_each_worker_runs_are_noted() -> None:
-    job = {"name": "j", "task": "t:T", "epochs": 1, "workers": {"max": 2}}
-
-    notes = Learner(JobSpec.parse(job), task_of()(), "cpu").facts(1).notes
+    notes = facts_of(task_of()()).notes
 
     assert "each worker runs Noise for its own batches" in notes["hooks-on-workers"]
 
@@ -236,21 +236,23 @@ def test_parameters_of_the_trainer_are_trained(workers: int) -> None:
             loss = F.cross_entropy(answers * self.scale.exp(), inputs["labels"])
             return (loss, {"loss": loss, "logits": answers}) if return_outputs else loss
 
-    plain = [by_trainer(seed, own=Scaled)["eval_loss"] for seed in SEEDS]
-
-    make = task_of(own=Scaled)
-    ends = [simulated(make, workers, seed, epochs=EPOCHS)["loss"] for seed in SEEDS]
-
-    assert_close(ends, plain)
+    assert_as_trainer(workers, own=Scaled)
 
 
 def by_trainer(seed: int, **arguments: Any) -> dict[str, float]:
     torch.manual_seed(seed)
     trainer = made()(**arguments)
-    trainer._get_train_sampler = lambda *_: Drawn(seed)
+    trainer._get_train_sampler = lambda *_: Drawn(EPOCHS, seed)
     trainer.train()
     found: dict[str, float] = trainer.evaluate()
     return found
+
+
+def assert_as_trainer(workers: int, **arguments: Any) -> None:
+    """Fail if jobs end worse than a trainer with its own loop."""
+    plain = [by_trainer(seed, **arguments)["eval_loss"] for seed in SEEDS]
+
+    assert_close(ends_of(task_of(**arguments), workers, epochs=EPOCHS), plain)
 
 
 @grid
@@ -277,25 +279,17 @@ def test_a_callback_changes_the_gradient_of_the_whole_batch(workers: int) -> Non
             for each in model.parameters():
                 each.grad.clamp_(-0.003, 0.003)
 
-    arguments = {"callbacks": [Clamps()]}
-    plain = [by_trainer(seed, **arguments)["eval_loss"] for seed in SEEDS]
-
-    ends = [simulated(task_of(**arguments), workers, seed, epochs=EPOCHS) for seed in SEEDS]
-
-    assert_close([each["loss"] for each in ends], plain)
+    assert_as_trainer(workers, callbacks=[Clamps()])
 
 
 @pytest.mark.extended
 @grid
 def test_a_trainer_streams_its_data(workers: int) -> None:
     # Given a stream, whose length the trainer has to be told
-    arguments = {"train_dataset": streamed(), "max_steps": EPOCHS * Points.samples // BATCH}
-    plain = [by_trainer(seed, **arguments)["eval_loss"] for seed in SEEDS]
+    steps = EPOCHS * Points.samples // BATCH
 
     # Then a job counts its samples itself
-    ends = [simulated(task_of(**arguments), workers, seed, epochs=EPOCHS) for seed in SEEDS]
-
-    assert_close([each["loss"] for each in ends], plain)
+    assert_as_trainer(workers, train_dataset=streamed(), max_steps=steps)
 
 
 def test_a_callback_can_stop_the_training() -> None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import inspect
 import statistics
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
@@ -28,14 +28,14 @@ import vcasgd
 from support.harness import Harness
 from support.waiting import await_truth
 from vcasgd.fleet.histories import always
+from vcasgd.learning.layout import Layout, TensorKind
 from vcasgd.learning.subtasks import EpochPlan
 from vcasgd.session.script import load
 from vcasgd.simulation.job import Conditions, Simulation
 from vcasgd.spec.job import JobSpec
-from vcasgd.store.ledger.job import JobRecord, JobState
+from vcasgd.store.ledger.job import JobRecord, JobState, ModelFacts
+from vcasgd.worker.learner import Learner
 
-#: Numbers of workers that each case must hold for, and those that a few seconds allow.
-WORKERS, FEW = (1, 4, 8), (4,)
 #: Seeds of the models and orders.
 SEEDS = (0, 1)
 #: Largest difference from the twin: relative for a loss, absolute for an accuracy; and as a
@@ -46,15 +46,20 @@ JOB_SECONDS = 240
 
 Metrics = dict[str, float]
 
+
+def extended(*values: Any) -> list[Any]:
+    """Return parameters of a test that need ``--extended``."""
+    return [pytest.param(each, marks=pytest.mark.extended) for each in values]
+
+
+def long(*values: Any) -> list[Any]:
+    """Return parameters of a test that hold what shorter ones do, too."""
+    return [pytest.param(each, marks=pytest.mark.ci) for each in values]
+
+
 #: The grid of a case: ``@grid`` runs a test ``(workers: int)`` with 4 workers, and with
 #: ``--extended`` with 1 and 8.
-grid = pytest.mark.parametrize(
-    "workers",
-    [
-        workers if workers in FEW else pytest.param(workers, marks=pytest.mark.extended)
-        for workers in WORKERS
-    ],
-)
+grid = pytest.mark.parametrize("workers", [4, *extended(1, 8)])
 
 
 @dataclass(frozen=True)
@@ -100,31 +105,53 @@ def assert_close(ends: Sequence[float], plain_ends: Sequence[float], metric: str
 # -- twins -----------------------------------------------------------------------------------------
 
 
-def plain(task: vcasgd.Task, epochs: int, seed: int) -> Metrics:
-    """Train a task as an ordinary script does, and return its metrics."""
+def plain(
+    task: vcasgd.Task, epochs: int, seed: int, twin: Callable[..., Metrics] | None = None
+) -> Metrics:
+    """Train a task as an ordinary script does, and return its metrics.
+
+    ``twin`` trains its model and optimizer, :func:`train_plainly` by default.
+    """
     torch.manual_seed(seed)
     model = task.model()
     optimizer = task.optimizer([each for each in model.parameters() if each.requires_grad])
-    return train_plainly(task, model, optimizer, epochs, seed)
+    return (twin or train_plainly)(task, model, optimizer, epochs, seed)
 
 
 def train_plainly(
-    task: vcasgd.Task, model: nn.Module, optimizer: Optimizer, epochs: int, seed: int
+    task: vcasgd.Task,
+    model: nn.Module,
+    optimizer: Optimizer,
+    epochs: int,
+    seed: int,
+    *,
+    before_step: Callable[[], object] = lambda: None,
+    after_step: Callable[[int], object] = lambda _: None,
 ) -> Metrics:
-    """Do what :func:`plain` does with a model and its optimizer."""
+    """Train a model with its optimizer, and return its metrics.
+
+    ``before_step`` may change gradients; ``after_step`` gets the number of steps.
+    """
     rates = [(group, group["lr"]) for group in optimizer.param_groups]
-    data, done = task.dataset("train"), 0
+    data, done, last = task.dataset("train"), 0, 1.0
     total = epochs * len(data)  # type: ignore[arg-type]
-    for indices in orders(len(data), epochs, seed, task.batch_size):  # type: ignore[arg-type]
-        for group, rate in rates:
-            group["lr"] = rate * task.schedule(done / total)
+    batches = orders(len(data), epochs, seed, task.batch_size)  # type: ignore[arg-type]
+    for step, indices in enumerate(batches, 1):
+        factor = task.schedule(done / total)
+        # Without a schedule, the rates are those of the caller.
+        if factor != last:
+            for group, rate in rates:
+                group["lr"] = rate * factor
+        last = factor
         optimizer.zero_grad()
         loss = task.loss(model, task.collate([data[index] for index in indices]))
         loss.backward()  # type: ignore[no-untyped-call]
         if task.clip_norm is not None:
             torch.nn.utils.clip_grad_norm_(model.parameters(), task.clip_norm)
+        before_step()
         optimizer.step()
         done += len(indices)
+        after_step(step)
     return evaluate_plainly(task, model)
 
 
@@ -135,6 +162,21 @@ def orders(samples: int, epochs: int, seed: int, size: int) -> Iterable[list[int
         indices = plan.indices(epoch, 0, samples).tolist()
         for start, stop in pairwise([*range(0, samples, size), samples]):
             yield indices[start:stop]
+
+
+class EpochBatches:
+    """The batches of a job's order: those of another epoch each time."""
+
+    def __init__(self, epochs: int, seed: int) -> None:
+        self._batches = list(orders(Points.samples, epochs, seed, Points.batch_size))
+        self._length, self._epoch = len(self._batches) // epochs, 0
+
+    def __len__(self) -> int:
+        return self._length
+
+    def __iter__(self) -> Iterator[list[int]]:
+        first, self._epoch = self._epoch * self._length, self._epoch + 1
+        return iter(self._batches[first : first + self._length])
 
 
 @torch.no_grad()
@@ -171,6 +213,65 @@ def simulated(
 
 #: Tasks of scripts that the present test has made.
 made: list[vcasgd.Task] = []
+#: The start of a script: the parts of a task, by the names that loops use.
+HEAD = """
+import copy
+import torch
+import vcasgd
+from torch.utils.data import DataLoader, Dataset
+from {module} import {task}
+{before}
+task = {task}()
+model, data = task.model(), task.dataset("train")
+optimizer = {optimizer}
+session = vcasgd.Session(model, {session})
+{evaluation}
+"""
+#: The loop of a session that makes the steps.
+SESSION_STEPS = """
+for batch in session.batches(data, batch_size=task.batch_size):
+    session.step(task.loss(model, batch))
+"""
+EVALUATION = 'session.evaluation(task.dataset("validation"))(task.evaluate)'
+
+
+def own_steps(loader: str = "data, batch_size=task.batch_size", changes: str = "pass") -> str:
+    """Return a loop that makes its steps itself, of a loader; each ``changes`` gradients."""
+    return f"""
+for batch in session.loader({loader}):
+    optimizer.zero_grad()
+    task.loss(model, batch).backward()
+    {changes}
+    optimizer.step()
+"""
+
+
+def loop_script(
+    folder: Path,
+    loop: str,
+    task: type[vcasgd.Task] | None = None,
+    *,
+    before: str = "",
+    optimizer: str = "task.optimizer(model.parameters())",
+    session: str = "optimizer",
+    evaluation: str = EVALUATION,
+    name: str = "train.py",
+) -> Callable[[], vcasgd.Task]:
+    """Write a script with a loop over a task's data; return what :func:`script` returns.
+
+    ``task`` is a class of a module, :class:`Points` by default. ``before`` is code above the
+    first part, and ``session`` has the session's arguments behind the model.
+    """
+    kind = task or Points
+    head = HEAD.format(
+        module=kind.__module__,
+        task=kind.__name__,
+        before=inspect.cleandoc(before),
+        optimizer=optimizer,
+        session=session,
+        evaluation=evaluation,
+    )
+    return script(head + loop, folder, name)
 
 
 def script(source: str, folder: Path, name: str = "train.py") -> Callable[[], vcasgd.Task]:
@@ -216,6 +317,29 @@ def _has_length(fields: Mapping[str, Any]) -> bool:
     return bool({"epochs", "max_samples", "max_steps"} & fields.keys())
 
 
+def ends_of(
+    task: Callable[[], vcasgd.Task], workers: int, *, epochs: int, **fields: Any
+) -> list[float]:
+    """Return the losses at the ends of jobs of simulated workers, one for each seed."""
+    return [simulated(task, workers, seed, epochs=epochs, **fields)["loss"] for seed in SEEDS]
+
+
+def facts_of(task: vcasgd.Task, workers: int = 4, **fields: Any) -> ModelFacts:
+    """Return what the first worker of a job finds out about its model."""
+    return learner_of(task, workers, **fields).facts(1)
+
+
+def kinds_of(facts: ModelFacts) -> dict[str, TensorKind]:
+    """Return how versions merge each tensor of a model."""
+    return {entry.name: entry.kind for entry in Layout.from_json(facts.layout).entries}
+
+
+def learner_of(task: vcasgd.Task, workers: int = 4, **fields: Any) -> Learner:
+    """Return the learner of a worker."""
+    job = {"name": "j", "task": "t:T", "epochs": 1, "workers": {"max": workers}, **fields}
+    return Learner(JobSpec.parse(job), task, "cpu")
+
+
 # -- a task to start from ------------------------------------------------------------------------
 
 
@@ -258,3 +382,20 @@ class Points(vcasgd.Task):
 
     def collate(self, samples: list[Any]) -> Any:
         return default_collate(samples)
+
+
+class FewPoints(Points):
+    samples = 1024
+
+
+class ByLoss(Points):
+    """Points whose models are evaluated by the loss of a task, and by what they keep."""
+
+    def kept(self, model: Any) -> dict[str, Tensor]:
+        """Return more values of a model, by their names."""
+        return {}
+
+    def evaluate(self, model: nn.Module, batch: Any) -> dict[str, Tensor]:
+        count = torch.tensor(len(batch[0]))
+        values = {"loss": self.loss(model, batch), **self.kept(model)}
+        return {"count": count, **{name: value * count for name, value in values.items()}}
