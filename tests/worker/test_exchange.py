@@ -78,12 +78,6 @@ def fill(pair: ShardPair, *shards: int) -> None:
 
 
 class TestRoom:
-    def test_there_is_room_for_two(self, pair: ShardPair) -> None:
-        assert MAX_UNAPPLIED == 2
-        pair.submit((0, 1), 0, 0, 1)
-
-        assert not list(pair.exchange.wait_for_room((0, 1)))
-
     def test_only_the_shards_of_the_interval_count(self, pair: ShardPair) -> None:
         fill(pair, 0)
 

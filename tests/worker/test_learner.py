@@ -234,15 +234,6 @@ def test_workers_that_exchange_gradients_have_the_rate_of_their_base() -> None:
     assert [rate(0, 3, 2), rate(4, 0, 2), rate(4, 2, 2), rate(4, 1, 4)] == [1, 0.75, 0.75, 0.625]
 
 
-def test_gradients_are_clipped_before_the_step() -> None:
-    class Clipped(Slope):
-        clip_norm = 0.25
-
-    learner = learner_of(Clipped(), update={"rule": "async-local-sgd"})
-
-    assert change(learner, 0.0) == pytest.approx(-0.5, rel=1e-4)
-
-
 class Tuned(Slope):
     """A task with a frozen layer before the trained weight."""
 

@@ -84,18 +84,6 @@ class TestSending:
         assert link.updates.unapplied == 4
         assert link.updates.subtasks() == {0}
 
-    def test_applied_updates_are_dropped(self, world: World, link: ShardLink) -> None:
-        submit(world, link, 0, 0, 2)
-        submit(world, link, 1, 0, 4)
-        flush(link)
-        assert settle(link).rework == frozenset()
-        assert link.updates.unapplied == 2
-
-        world.shard(token=5).turn()
-
-        assert version_of(link) == (2, 5)
-        assert (link.updates.unapplied, link.updates.subtasks()) == (0, frozenset())
-
     def test_a_push_waits_for_a_slot_among_the_shards_of_a_node(self, world: World) -> None:
         # Given a node whose other shard has the only slot
         slots = NotedSlots()
@@ -110,15 +98,6 @@ class TestSending:
             flush(link)
             assert world.reader.waiting()
             slots.acquire()
-
-    def test_close_ends_the_push_thread(self, world: World) -> None:
-        link = link_of(world)
-        world.lose_tensors()
-        submit(world, link, 0, 0, 2)
-
-        link.close()
-
-        assert not link._push_thread.is_alive()
 
 
 class TestBugs:

@@ -33,19 +33,6 @@ def report(
     queue.on_status(queue.pushed(), UpdateStatus(version, safe, list(fates)))
 
 
-def test_updates_are_sent_in_the_order_of_submission() -> None:
-    queue = UpdateQueue()
-    first, second = add(queue, 0, 2), add(queue, 2, 4)
-
-    assert queue.take_unsent() is first
-    queue.on_accepted(first)
-    assert queue.take_unsent() is second
-    queue.on_accepted(second)
-    assert queue.await_accepted(0)
-    assert (queue.sent, queue.sent_bytes) == (2, 16)
-    assert queue.unapplied == 2, "they are kept until they are applied"
-
-
 @pytest.mark.parametrize(
     ("fate", "unapplied", "rework", "state"),
     [
@@ -98,17 +85,6 @@ def test_the_fate_of_what_others_pushed(fate: str, watched: bool, rework: set[in
 
     assert queue.take_settled().rework == rework
     assert (SUBTASK in queue.subtasks()) is watched
-
-
-def test_settled_outcomes_are_returned_once() -> None:
-    queue = UpdateQueue()
-    push(queue, 0, 2)
-    report(queue, "rejected:length")
-
-    assert queue.subtasks() == {SUBTASK}, "its outcome isn't taken yet"
-    assert queue.take_settled().rejected == ((SUBTASK, "length"),)
-    assert queue.take_settled().rejected == ()
-    assert queue.subtasks() == frozenset()
 
 
 @pytest.mark.parametrize(
