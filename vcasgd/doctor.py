@@ -28,7 +28,7 @@ from vcasgd.client.transport import Transport, find_api
 from vcasgd.container_limits import memory_bytes
 from vcasgd.errors import SpecError, VcasgdError
 from vcasgd.fleet.estimate import MAX_PRICE_DAYS
-from vcasgd.fleet.pools import AwsPoolSpec, GcpPoolSpec, PoolSpec, load_pools
+from vcasgd.fleet.pools import JOIN, AwsPoolSpec, GcpPoolSpec, PoolSpec, load_pools
 from vcasgd.fleet.prices import PriceTable
 from vcasgd.fleet.providers.registry import ask_account
 from vcasgd.gpus import Gpu, visible_gpus
@@ -346,6 +346,14 @@ def pools(settings: Settings) -> Findings:
     except SpecError as error:
         yield from _known("pools", error, "correct the file that VCASGD_POOLS names")
         return
+    ordered = any(pool.provider not in ("local", JOIN) for pool in specs)
+    if ordered and "cluster" not in settings.model_fields_set:
+        yield _warning(
+            "cluster",
+            f"stacks of one account that have the usual name, {settings.cluster}, end each "
+            "other's machines",
+            "set VCASGD_CLUSTER to a name of this stack's own before it has machines",
+        )
     ages: dict[str, float] = {}
     for pool in specs:
         if isinstance(pool, AwsPoolSpec | GcpPoolSpec):

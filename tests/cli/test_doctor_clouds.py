@@ -74,6 +74,7 @@ def test_account_that_allows_the_pool(doctor: Callable[..., Found], ec2: Emulate
     found = doctor(aws_pool(ec2, "c5.large"))
 
     assert not found.keys() & {"account", "permissions", "quota"}
+    assert "VCASGD_CLUSTER" in found["cluster"]["remedy"]
     assert "RunInstances" in ec2.calls, "the dry run was asked for"
     assert ec2.alive() == [], "and nothing was launched"
 
