@@ -31,7 +31,7 @@ from vcasgd.cli.follow import follow as show_progress
 from vcasgd.cli.follow import statuses
 from vcasgd.cli.output import open_client
 from vcasgd.errors import CloudDenied, Unauthorized, VcasgdError
-from vcasgd.stack import StackHome, StackPhase, StackState
+from vcasgd.stack import PartState, StackHome, StackPhase, StackState
 from vcasgd.store.ledger.job import JobState
 
 Run = Callable[..., Result]
@@ -106,10 +106,15 @@ def test_commands_without_a_stack_name_vcasgd_up(bare: Run, command: str) -> Non
 
 def test_commands_refuse_a_stopped_stack(bare: Run, tmp_path: Path) -> None:
     (tmp_path / "home").mkdir()
-    StackState(phase=StackPhase.READY, api_url="http://127.0.0.1:1").write(tmp_path / "home")
+    # The supervisor was killed, and its parts with it.
+    parts = {"api": PartState(pid=1 << 22, ticks=1, ready=True)}
+    state = StackState(phase=StackPhase.READY, api_url="http://127.0.0.1:1", parts=parts)
+    state.write(tmp_path / "home")
     assert_refused(bare("jobs"), "is not running", "vcasgd up")
     assert not bare("down").stderr
-    assert parsed_status(bare("status", "--json"))["phase"] == "stopped"
+    status = parsed_status(bare("status", "--json"))
+    assert status["phase"] == "stopped"
+    assert not status["parts"][0]["ready"]
 
 
 def parsed_status(result: Result) -> dict[str, Any]:

@@ -209,8 +209,9 @@ def _local_status(settings: Settings) -> dict[str, Any]:
     parts = [
         {
             "name": name,
-            "pid": part.pid,
-            "ready": part.ready,
+            # A supervisor that was killed left the state of its parts as it was.
+            "pid": part.pid if part.alive else 0,
+            "ready": part.ready and part.alive,
             "started_at": part.started_at,
             "restarts": part.restarts,
             "log": str(home.log(name)),

@@ -170,6 +170,11 @@ class PartState:
     def process(self) -> Process | None:
         return Process(self.pid, self.ticks) if self.pid else None
 
+    @property
+    def alive(self) -> bool:
+        """True if the process runs."""
+        return self.process is not None and self.process.alive()
+
 
 @dataclass(frozen=True)
 class StackState:
@@ -220,8 +225,7 @@ class StackState:
     @property
     def is_ready(self) -> bool:
         """True if the stack is ready and its supervisor is alive."""
-        process = self.supervisor.process
-        return self.phase is StackPhase.READY and process is not None and process.alive()
+        return self.phase is StackPhase.READY and self.supervisor.alive
 
     def with_error(self, error: VcasgdError) -> StackState:
         reason = (type(error).__name__, error.message, error.remedy)
