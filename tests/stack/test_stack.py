@@ -50,6 +50,27 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StackHarness]:
     stack.await_end()
 
 
+def test_a_start_that_is_interrupted_says_that_it_goes_on(
+    stack: StackHarness, tmp_path: Path
+) -> None:
+    text = WAITING.format(file=tmp_path / "never", server=require_binary(KINDS[0]))
+    process = subprocess.Popen(
+        [sys.executable, "-m", "vcasgd.cli", "up", "--home", str(stack.home), "--port", "0"],
+        env={**os.environ, "VCASGD_REDIS_SERVER": program(tmp_path, text)},
+        stderr=subprocess.PIPE,
+        text=True,
+        # Background jobs of a shell ignore SIGINT, and so would this process.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+    )
+    await_truth(lambda: is_running(stack.home) and "ledger" in stack.state().parts)
+    process.send_signal(signal.SIGINT)
+    _, error = process.communicate()
+
+    assert process.returncode == 130
+    assert "goes on starting; stop it with: vcasgd down" in error
+    assert is_running(stack.home)
+
+
 def test_stack_starts_and_stops_without_remains(stack: StackHarness, tmp_path: Path) -> None:
     # Given a tensors server, which the parameter server needs, that starts once it may
     may_start = tmp_path / "may-start"

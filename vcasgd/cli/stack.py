@@ -12,6 +12,7 @@ import typer
 from rich.console import Console
 
 from vcasgd import stack
+from vcasgd.cli.jobs import INTERRUPTED
 from vcasgd.cli.output import (
     Columns,
     Json,
@@ -87,7 +88,12 @@ def up(
     settings = _settings(home, port, store_nodes, replicas, join_port)
     if foreground:
         _run_in_foreground(settings)
-    state = stack.up(settings, progress=ReadyPrinter(err))
+    try:
+        state = stack.up(settings, progress=ReadyPrinter(err))
+    except KeyboardInterrupt:
+        if stack.is_running(settings.home_path):
+            err.print("\nthe stack goes on starting; stop it with: vcasgd down")
+        raise typer.Exit(INTERRUPTED) from None
     out.print(f"the stack is up; API and dashboard: {state.api_url}")
     if GATEWAY in state.ports and settings.join_port is not None:
         port = state.ports[GATEWAY]
