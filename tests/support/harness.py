@@ -13,7 +13,8 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from functools import partial
+from functools import cache, partial
+from multiprocessing import forkserver
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -55,7 +56,9 @@ AUDIT_TASK = Path(vcasgd.chaos.__file__).parent / "task"
 #: Processes fork from one that has torch in memory, so they start in milliseconds.
 FORKS = multiprocessing.get_context("forkserver")
 # torch imports the last of these with the first optimizer, which takes a second.
-FORKS.set_forkserver_preload(["support.harness", "vcasgd.parameter_server.main", "torch._dynamo"])
+FORKS.set_forkserver_preload(
+    ["support.harness", "vcasgd.worker.main", "vcasgd.api.__main__", "torch._dynamo"]
+)
 #: Seconds; long enough that a worker keeps its lease on a busy machine.
 HEARTBEAT = 1.0
 #: Option of prctl(2): the signal that a process gets when its parent dies.
@@ -151,7 +154,9 @@ class ForkedProcess(Child):
     """A process that calls ``module:function``, forked from an interpreter with all imports."""
 
     def __init__(self, entry: str, argv: list[str], log: Path, env: Mapping[str, str]) -> None:
-        self.child = FORKS.Process(target=_run, args=(entry, argv, log, dict(env)), daemon=True)
+        _run_fork_server()
+        env = {"PYTHONPATH": os.environ.get("PYTHONPATH", ""), **env}
+        self.child = FORKS.Process(target=_run, args=(entry, argv, log, env), daemon=True)
         self.child.start()
         assert self.child.pid is not None
         self.pid = self.child.pid
@@ -166,6 +171,19 @@ class ForkedProcess(Child):
             return os.getpgid(self.pid) == self.pid
         except ProcessLookupError:
             return True
+
+
+@cache
+def _run_fork_server() -> None:
+    """Start the fork server with this process's path, without which Python 3.11 preloads nothing of
+    the tests."""
+    before = os.environ.get("PYTHONPATH")
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, sys.path))
+    forkserver.ensure_running()
+    if before is None:
+        del os.environ["PYTHONPATH"]
+    else:
+        os.environ["PYTHONPATH"] = before
 
 
 def die_with_parent() -> None:
