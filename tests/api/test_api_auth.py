@@ -8,7 +8,7 @@ from http.cookies import SimpleCookie
 
 import httpx
 import pytest
-from support.api_harness import Api
+from support.api_harness import Api, operations
 from support.waiting import PATIENCE
 
 import vcasgd
@@ -37,17 +37,13 @@ PAGE = {"X-Vcasgd-Request": "dashboard"}
     ],
 )
 def test_requests_without_the_token_are_refused(api: Api, headers: dict[str, str | bytes]) -> None:
-    with httpx.Client(base_url=api.url, headers=headers, trust_env=False, timeout=PATIENCE) as http:
-        document = http.get("/api/v1/openapi.json").json()
-        operations = [
-            (method, path)
-            for path, methods in document["paths"].items()
-            for method in methods
-            if path not in PUBLIC and (method, path) != OPEN
-        ]
-        assert len(operations) > 20
-        for method, path in [*operations, ("get", "/api/v1/nothing"), ("get", "/api/v2/jobs")]:
-            answer = http.request(method, path, content=b"{")
+    with api.visitor(headers) as http:
+        found = [each[:2] for each in operations(http) if each[1] not in PUBLIC]
+        assert len(found) > 20
+        for method, path in [*found, ("get", "/api/v1/nothing"), ("get", "/api/v2/jobs")]:
+            if (method, path) == OPEN:
+                continue
+            answer = http.request(method, f"{api.url}{path}", content=b"{")
             assert answer.status_code == 401, (method, path)
             assert answer.headers["WWW-Authenticate"] == "Bearer"
             assert answer.headers["Content-Type"] == "application/problem+json"
@@ -106,13 +102,9 @@ def test_a_page_whose_name_resolves_to_this_machine_reads_no_metrics(
     assert answer.status_code == status
 
 
-# -- the dashboard ------------------------------------------------------------------------------
-
-
 @pytest.fixture
 def browser(api: Api) -> Iterator[httpx.Client]:
-    """Return an HTTP client without the token."""
-    with httpx.Client(base_url=f"{api.url}/api/v1/", trust_env=False, timeout=PATIENCE) as browser:
+    with api.visitor() as browser:
         yield browser
 
 

@@ -29,6 +29,7 @@ from vcasgd.api.middleware import BodyLimit
 from vcasgd.limits import (
     MAX_CONNECTIONS,
     MAX_REQUESTS_PER_TOKEN,
+    MAX_STREAMS,
     MAX_STREAMS_PER_TOKEN,
 )
 from vcasgd.store.ledger.machines import WorkerOrder, WorkerOrders
@@ -67,9 +68,6 @@ def status_of(client: socket.socket) -> int:
             return 0
         answer += part
     return int(answer.split()[1])
-
-
-# -- slow clients, with short time limits ----------------------------------------------------------
 
 
 #: Seconds of a short time limit.
@@ -116,7 +114,6 @@ def server() -> Iterator[Impatiently]:
 
 
 def has_ended(client: socket.socket) -> bool:
-    """Return True once the server has closed the connection."""
     try:
         return client.recv(1 << 16) == b""
     except ConnectionError:
@@ -178,9 +175,6 @@ def test_a_client_that_reads_nothing_is_disconnected(
             await_truth(lambda: client.sendall(b"x"))
 
 
-# -- many clients ----------------------------------------------------------------------------------
-
-
 @contextmanager
 def crowd(api: Api, size: int, sent: bytes) -> Iterator[list[socket.socket]]:
     with ExitStack() as stack:
@@ -217,10 +211,11 @@ def test_a_read_token_cannot_take_all_streams(own_api: Api) -> None:
     with own_api.http() as http:
         created = http.post("tokens", json={"name": "reader", "scope": "read"}).json()
     request = head("GET", "/api/v1/stream", created["token"], "Accept: text/event-stream")
+    attempts = MAX_STREAMS + 10
 
     with ExitStack() as stack:
         statuses = []
-        for _ in range(1009):
+        for _ in range(attempts):
             reader = stack.enter_context(connected(own_api.port))
             reader.sendall(request)
             statuses.append(status_of(reader))
@@ -231,7 +226,7 @@ def test_a_read_token_cannot_take_all_streams(own_api: Api) -> None:
                 refused = own.get("stream")
                 assert own.get("jobs").status_code == 200
 
-    refusals = 1009 - MAX_STREAMS_PER_TOKEN
+    refusals = attempts - MAX_STREAMS_PER_TOKEN
     assert statuses == [200] * MAX_STREAMS_PER_TOKEN + [429] * refusals
     assert refused.status_code == 429
     assert refused.headers["Retry-After"] == "1"

@@ -73,15 +73,6 @@ def test_instances_and_pools_are_those_of_the_controller(api: Api, client: Clien
     assert [each.model_dump() for each in client.pools()] == [found]
 
 
-def test_parameter_servers(api: Api, client: Client) -> None:
-    api.servers.beat("node-0", {"at": 5.0, "pid": 3, "token": 2, "versions": {"job": 7}})
-
-    (node,) = client.store().nodes
-
-    beat = {"node": "node-0", "at": 5.0, "pid": 3, "token": 2, "versions": {"job": 7}}
-    assert beat.items() <= node.model_dump().items()
-
-
 def test_status(api: Api, client: Client) -> None:
     before = client.status()
     job = api.submit()

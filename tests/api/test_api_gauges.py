@@ -9,7 +9,6 @@ import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from support.api_harness import Api
-from support.waiting import PATIENCE
 
 from vcasgd.store.ledger.costs import Booking, Costs
 from vcasgd.store.ledger.job import JobState
@@ -37,9 +36,6 @@ def spend(api: Api, job: str, pool: str, usd: float) -> None:
     assert Costs(api.connection).book([Booking(f"m-{job}", None, "{}", job, amounts)]) == [True]
 
 
-# -- the store ----------------------------------------------------------------------------------
-
-
 def test_store_shows_gauges_of_all_servers(api: Api, http: httpx.Client) -> None:
     api.servers.beat("node-0", {**NODE, "versions": {"j": 4}, "queued": {"j": 2}})
     api.servers.beat("node-1", {"at": 6.0})
@@ -53,9 +49,6 @@ def test_store_shows_gauges_of_all_servers(api: Api, http: httpx.Client) -> None
     assert (second["node"], second["memory_used_bytes"], second["queued"]) == ("node-1", None, {})
     assert found["ledger"]["memory_used_bytes"] > 100_000
     assert found["ledger"]["unreplicated_since"] == 3.0
-
-
-# -- money --------------------------------------------------------------------------------------
 
 
 def test_spend_sums_costs_by_pool(api: Api, http: httpx.Client) -> None:
@@ -76,12 +69,8 @@ def test_spend_sums_costs_by_pool(api: Api, http: httpx.Client) -> None:
     assert pools["idle"]["offers"] is None
 
 
-# -- metrics ------------------------------------------------------------------------------------
-
-
 def scraped(api: Api, **headers: str) -> dict[tuple[str, ...], float]:
-    """Return the values by name and label values."""
-    with httpx.Client(trust_env=False, headers=headers, timeout=PATIENCE) as http:
+    with api.visitor(headers) as http:
         answer = http.get(f"{api.url}/metrics")
     assert answer.status_code == 200
     assert answer.headers["Content-Type"].startswith("text/plain")
@@ -134,7 +123,7 @@ def test_metrics_cover_jobs_servers_and_machines(api: Api) -> None:
 def test_metrics_through_a_proxy_need_the_token(api: Api, header: str) -> None:
     forwarded = {header: "127.0.0.1"}
 
-    with httpx.Client(trust_env=False, headers=forwarded, timeout=PATIENCE) as http:
+    with api.visitor(forwarded) as http:
         assert http.get(f"{api.url}/metrics").status_code == 401
     assert scraped(api, **forwarded, Authorization=f"Bearer {api.token}")
 

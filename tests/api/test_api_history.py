@@ -41,22 +41,6 @@ def in_background(work: Any) -> Iterator[None]:
         future.result(PATIENCE)
 
 
-# -- lists ------------------------------------------------------------------------------------
-
-
-def test_events_are_listed_oldest_first(api: Api, client: Client) -> None:
-    job = api.submit()
-    add_events(api, job, range(3))
-
-    first, *others = client.job(job).events()
-
-    assert (first.kind, first.text) == ("submitted", "digits was submitted")
-    assert numbers(others) == [0, 1, 2]
-    assert others[0].at >= first.at
-    assert numbers(client.job(job).events(after=others[1].id)) == [2]
-    assert list(client.job(job).events(after=others[2].id)) == []
-
-
 def test_long_histories_are_paged_and_streamed_in_order(
     api: Api, http: httpx.Client, client: Client
 ) -> None:
@@ -120,9 +104,6 @@ def test_metrics_replace_infinities_by_null(api: Api, client: Client) -> None:
     assert (first.loss, first.updates) == (None, 3)
     assert (second.loss, second.novel) == (0.5, [None])
     assert [row.at for row in client.job(job).metrics(after=first.id)] == [2.0]
-
-
-# -- streams ------------------------------------------------------------------------------------
 
 
 def messages(http: httpx.Client, path: str, **headers: str) -> list[ServerSentEvent]:
@@ -195,11 +176,7 @@ def test_many_followers_do_not_delay_other_requests(api: Api, client: Client) ->
         assert all(each.result(PATIENCE) == list(range(10)) for each in followers)
 
 
-# -- an API that dies -----------------------------------------------------------------------------
-
-
 def test_follower_survives_restarts_of_the_api(own_api: Api) -> None:
-    """Kill and restart the API three times while events are added."""
     job = own_api.submit()
     stop = threading.Event()
     written = 0

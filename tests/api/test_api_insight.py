@@ -21,9 +21,6 @@ BORN = {"pool": "local", "zone": "", "machine_type": "process", "spot": True,
         "price_per_hour": 0.1, "replaced_by": None, "reason": None, "lost": False}  # fmt: skip
 
 
-# -- staleness ----------------------------------------------------------------------------------
-
-
 def test_staleness_is_a_histogram_without_gaps(api: Api, http: httpx.Client) -> None:
     job = api.submit()
     assert http.get(f"jobs/{job}/staleness").json() == {"buckets": [], "mean": 0, "max": 0}
@@ -36,9 +33,6 @@ def test_staleness_is_a_histogram_without_gaps(api: Api, http: httpx.Client) -> 
     assert [bucket["staleness"] for bucket in found["buckets"]] == list(range(33))
     assert (counts[:3], sum(counts), counts[32]) == ([3, 0, 1], 6, 2)
     assert (found["mean"], found["max"]) == (11.0, 40)
-
-
-# -- machines -----------------------------------------------------------------------------------
 
 
 def test_machines_are_ordered_by_their_start(api: Api, http: httpx.Client) -> None:
@@ -75,9 +69,6 @@ def test_timelines_start_and_end_with_the_job(api: Api, http: httpx.Client) -> N
     end = api.jobs.get(job).ended_at
     assert found["spans"] == [{"state": "running", "from": start, "to": end}]
     assert found["given_to"] == "other-1"
-
-
-# -- subtasks -----------------------------------------------------------------------------------
 
 
 def test_each_subtask_has_a_letter(api: Api, http: httpx.Client) -> None:
@@ -162,9 +153,6 @@ def test_subtasks_chosen_by_the_platform_appear_once_the_data_is_known(
     assert http.get(f"jobs/{job}").json()["progress"]["subtasks_total"] == 50
 
 
-# -- metrics ------------------------------------------------------------------------------------
-
-
 def test_thinned_history_keeps_its_spikes(api: Api, http: httpx.Client) -> None:
     job = api.submit()
     with api.connection.pipeline() as pipe:
@@ -245,9 +233,6 @@ def test_long_responses_are_compressed_but_not_models(api: Api, http: httpx.Clie
     assert int(long.headers["Content-Length"]) < len(long.content) / 5
     assert "Content-Encoding" not in model.headers
     assert int(model.headers["Content-Length"]) == len(data)
-
-
-# -- what a job says ----------------------------------------------------------------------------
 
 
 def test_valid_job_file_is_accepted(api: Api, http: httpx.Client) -> None:

@@ -19,7 +19,6 @@ from vcasgd.task.package import digest_of
 
 
 def body(client: Client, **fields: Any) -> dict[str, Any]:
-    """Upload a package and return a submission with it."""
     return {"spec": spec(**fields).model_dump(mode="json"), "package": client.upload(zipped())}
 
 
@@ -38,20 +37,6 @@ def test_submitted_job_is_shown_with_all_fields(api: Api, client: Client) -> Non
     assert api.storage.get(f"packages/{job.package}.zip") == package
 
 
-def test_same_key_returns_the_same_job(http: httpx.Client, client: Client) -> None:
-    request = body(client)
-    headers = {"Idempotency-Key": "once"}
-
-    first = http.post("jobs", json=request, headers=headers)
-    again = http.post("jobs", json=request, headers=headers)
-
-    assert (first.status_code, again.status_code) == (201, 200)
-    assert again.json() == first.json()
-    assert again.headers["Location"] == first.headers["Location"]
-    assert http.get(http.base_url.join(first.headers["Location"])).json() == first.json()
-    assert len(client.jobs()) == 1
-
-
 def test_concurrent_submissions_with_one_key_create_one_job(
     api: Api, http: httpx.Client, client: Client
 ) -> None:
@@ -64,16 +49,15 @@ def test_concurrent_submissions_with_one_key_create_one_job(
 
     assert sorted(answer.status_code for answer in answers) == [200] * 11 + [201]
     assert len({answer.json()["id"] for answer in answers}) == 1
+    (location,) = {answer.headers["Location"] for answer in answers}
+    assert http.get(http.base_url.join(location)).json() == answers[0].json()
     assert len(api.jobs.all()) == 1
 
 
 @pytest.mark.parametrize(
     ("fields", "field"),
     [
-        ({"epochs": 0}, "epochs"),
         ({"update": {"rule": "vc-asgd", "alpha": 2}}, "update.alpha"),
-        ({"workers": {"min": 5, "max": 2}}, "workers"),
-        ({"push_evry": 3}, "push_evry"),
         ({"args": {"x": float("nan")}}, "args"),
     ],
 )
@@ -145,17 +129,6 @@ def test_jobs_are_listed_in_pages_that_link_to_the_next(
     assert [each.id for each in client.jobs(limit=5)][1:] == jobs[:4]
 
 
-@pytest.mark.parametrize("command", ["pause", "resume"])
-def test_command_that_the_state_forbids_is_a_conflict(
-    api: Api, client: Client, command: str
-) -> None:
-    job = api.submit()
-
-    with pytest.raises(Conflict, match=f"{job} is starting") as caught:
-        getattr(client.job(job), command)()
-    assert caught.value.remedy
-
-
 def test_priority_and_weight_change_until_the_job_ends(
     api: Api, client: Client, http: httpx.Client
 ) -> None:
@@ -187,7 +160,6 @@ def test_job_that_waits_for_machines_says_why(api: Api, client: Client) -> None:
     api.jobs.set_waiting({job: {**place, "has_machines": False}})
     found = client.job(job)
     assert (found.waiting, found.status, found.state) == (text, "queued", "starting")
-    assert found.queue is not None
     assert (found.queue.position, found.queue.length) == (2, 3)
     assert [each.id for each in client.jobs("queued")] == [job]
     assert client.job(other).waiting is None
@@ -271,40 +243,28 @@ def test_lost_samples_are_null_before_all_epochs_have_finished(api: Api, client:
 
 
 @pytest.mark.parametrize(
-    ("metric", "values", "best"),
+    ("metric", "mode", "values", "best"),
     [
-        (("loss", "min", {}), [4.0, 2.5, 3.0], (2, 2.5)),
-        (("accuracy", "max", {}), [0.8, 0.9, 0.7], (2, 0.9)),
-        (("f1", "max", {"metric": {"name": "f1", "mode": "max"}}), [0.5, 0.7, 0.6], (2, 0.7)),
-        (("f1", "max", {"metric": {"name": "f1", "mode": "max"}}), [float("nan")], None),
-        (("f2", "max", {"metric": {"name": "f2", "mode": "max"}}), [], None),
+        ("loss", "min", [4.0, 2.5, 3.0], 2.5),
+        ("accuracy", "max", [0.8, 0.9, 0.7], 0.9),
+        ("f1", "max", [float("nan")], None),
     ],
 )
 def test_view_contains_evaluations_and_the_best_epoch_by_its_metric(
-    api: Api,
-    http: httpx.Client,
-    metric: tuple[str, str, dict[str, Any]],
-    values: list[float],
-    best: tuple[int, float] | None,
+    api: Api, http: httpx.Client, metric: str, mode: str, values: list[float], best: float | None
 ) -> None:
-    name, mode, stop = metric
-    job = api.submit(epochs=4, stop=stop)
+    job = api.submit(epochs=4, stop={"metric": {"name": "f1", "mode": mode}} if not best else {})
     api.start_job(job)
     for epoch, value in enumerate(values, start=1):
-        api.evaluate(job, epoch, {name: value, "other": float("nan")})
+        api.evaluate(job, epoch, {metric: value, "other": float("nan")})
 
     view = http.get(f"jobs/{job}").json()
 
     assert [row["epoch"] for row in view["evaluations"]] == list(range(1, len(values) + 1))
     assert all(row["metrics"]["other"] is None for row in view["evaluations"])
-    if best is None:
-        assert view["best"] is None
-    else:
-        epoch, value = best
-        assert view["best"] == {
-            "epoch": epoch, "samples": 100 * epoch, "step": None, "metric": name, "mode": mode,
-            "value": value,
-        }  # fmt: skip
+    expected = {"epoch": 2, "samples": 200, "step": None, "metric": metric, "mode": mode,
+                "value": best}  # fmt: skip
+    assert view["best"] == (expected if best else None)
 
 
 def test_internal_error_reveals_no_details(api: Api, http: httpx.Client) -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import httpx
 import pytest
-from support.api_harness import Api, running, spec, zipped
+from support.api_harness import Api, spec, zipped
 from support.waiting import PATIENCE, await_truth
 from typer.testing import CliRunner
 
@@ -126,11 +126,7 @@ def test_missing_storage_affects_files_only(own_api: Api) -> None:
             client.submit(spec(), zipped())
 
 
-# -- the process --------------------------------------------------------------------------------
-
-
 def failed(api: Api, **env: str) -> str:
-    """Return the output of a start that must fail."""
     api.log.write_text("")
     process = api.launch(**env)
     try:
@@ -175,11 +171,10 @@ def test_invalid_setting_is_named(unstarted: Api, name: str, value: str, said: s
     assert said in failed(unstarted, **{name: value})
 
 
-def test_api_starts_without_the_ledger(unstarted: Api, monkeypatch: pytest.MonkeyPatch) -> None:
-    env = unstarted.env | {"VCASGD_LEDGER_URL": "redis://127.0.0.1:1/0"}
-    monkeypatch.setattr(Api, "env", env)
+def test_api_starts_without_the_ledger(unstarted: Api) -> None:
     try:
-        unstarted.start()
+        # It waits for the ledger for the time of a lease.
+        unstarted.start(VCASGD_LEDGER_URL="redis://127.0.0.1:1/0", VCASGD_HEARTBEAT="0.1")
         assert get(unstarted, "/healthz").status_code == 200
         assert get(unstarted, "/readyz").status_code == 503
     finally:
@@ -187,16 +182,16 @@ def test_api_starts_without_the_ledger(unstarted: Api, monkeypatch: pytest.Monke
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_api_stops_while_clients_follow(tmp_path: Path, number: signal.Signals) -> None:
-    with running(tmp_path, as_command=True) as api, contextlib.ExitStack() as stack:
-        job = api.submit()
+def test_api_stops_while_clients_follow(own_api: Api, number: signal.Signals) -> None:
+    job = own_api.submit()
+    with contextlib.ExitStack() as stack:
         for _ in range(5):
-            events = stack.enter_context(api.client()).job(job).events(follow=True, patience=0)
+            events = stack.enter_context(own_api.client()).job(job).events(follow=True, patience=0)
             assert next(events).kind == "submitted"
-        os.kill(api.process.pid, number)
-        assert api.process.wait() == 0
+        os.kill(own_api.process.pid, number)
+        assert own_api.process.wait() == 0
 
-    assert "Traceback" not in api.log.read_text()
+    assert "Traceback" not in own_api.log.read_text()
 
 
 def test_api_stops_while_the_ledger_hangs(own_api: Api) -> None:

@@ -76,8 +76,6 @@ def test_changing_requests_are_logged_with_the_id(api: Api, http: httpx.Client) 
     assert "POST /api/v1/jobs/none-abc234/pause: 404" in line
 
 
-# -- invalid requests ---------------------------------------------------------------------------
-
 #: IDs of other forms, some of which Redis would take.
 IDS = ("x", "-1", "1-2-3", "9" * 30, "$", "1\n", "\u0663")
 PLACES = ("x", "1", "-", "1-2/a b", "1-2/\u0663")

@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
 from support.api_harness import Api
+from typer.testing import CliRunner
 
 from vcasgd.api.routes.shell import shell_command
+from vcasgd.cli import app
 from vcasgd.client import Client
 from vcasgd.errors import Conflict, Forbidden, NotFound
 from vcasgd.spec.access import Scope
@@ -27,7 +28,6 @@ POOLS = {
 
 
 def beside(api: Api, pool: str, machine: str = "m-1") -> tuple[str, str]:
-    """Return a job, and its worker on a machine of a pool."""
     job = api.submit(env={"MODE": "debug"})
     row = {"id": machine, "pool": pool, "state": "running", "job": job, "zone": "zone-a"}
     api.control.publish({machine: row}, POOLS)
@@ -70,26 +70,22 @@ def test_machines_of_others_and_sandboxes_have_none(spec: dict[str, Any], why: s
     assert refused.value.remedy
 
 
-@pytest.mark.parametrize("named", [True, False], ids=["by its machine", "as the first"])
-def test_a_command_runs_with_the_code_of_the_job_and_is_recorded(
-    api: Api, client: Client, named: bool
-) -> None:
+def test_a_command_runs_with_the_code_of_the_job_and_is_recorded(api: Api, client: Client) -> None:
     job, worker = beside(api, "local")
     with pytest.raises(Conflict, match="no worker on a machine"):
         client.job(api.submit()).shell()
-    folder = client.job(job).shell(worker, ["id", "--secret"]).folder
-    assert folder is not None
-    assert Path(folder) == api.home / "cache" / "local"
-    code = Path(folder) / ("0" * 64)
-    code.mkdir(parents=True, exist_ok=True)
-    command = [sys.executable, "-m", "vcasgd.cli", "exec", job, *(["m-1"] if named else []), "--"]
+    code = api.home / "cache" / "local" / ("0" * 64)
+    options = ("--url", api.url, "--token", api.token)
+    elsewhere = CliRunner().invoke(app, ["exec", job, *options, "--", "id", "--secret"])
+    assert f"its code is not here: {code}" in elsewhere.stderr.replace("\n", "")
+    code.mkdir(parents=True)
     program = (
         "import os; print(os.getcwd(), os.environ['MODE'], 'VCASGD_TOKEN' in os.environ, "
         "os.environ['CUDA_VISIBLE_DEVICES'])"
     )
 
     done = subprocess.run(
-        [*command, "python", "-c", program],
+        [sys.executable, "-m", "vcasgd.cli", "exec", job, "m-1", "--", "python", "-c", program],
         env={**os.environ, **api.env},
         capture_output=True,
         text=True,

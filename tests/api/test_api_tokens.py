@@ -9,9 +9,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-import httpx
 import pytest
-from support.api_harness import Api, messages_of, spec, zipped
+from support.api_harness import Api, filled, messages_of, operations, spec, zipped
 from support.waiting import PATIENCE, await_truth
 
 from vcasgd.api.callers import COOKIE
@@ -36,29 +35,10 @@ def pool_for(scope: Scope) -> str | None:
 
 @contextmanager
 def user(api: Api, name: str, scope: str, **options: Any) -> Iterator[Client]:
-    """A client with a new token."""
     with api.client() as admin:
         created = admin.create_token(name, scope, **options)
     with Client(api.url, created.token, timeout=PATIENCE) as client:
         yield client
-
-
-def browser(api: Api) -> httpx.Client:
-    return httpx.Client(base_url=f"{api.url}/api/v1/", trust_env=False, timeout=PATIENCE)
-
-
-def operations(http: httpx.Client) -> Iterator[tuple[str, str, Scope]]:
-    """Yield method, path, and required scope of all operations that need a token."""
-    names = {"job": "x-abc234", "digest": "0" * 64, "worker": "w-1",
-             "name": "nobody", "machine": "join-x", "request": "0"}  # fmt: skip
-    for path, methods in http.get("openapi.json").json()["paths"].items():
-        for method, operation in methods.items():
-            for scheme in operation.get("security", [])[:1]:
-                (scope,) = scheme["token"]
-                yield method, path.format_map(names), Scope(scope)
-
-
-# -- what a scope allows ------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("scope", list(Scope))
@@ -68,10 +48,12 @@ def test_each_route_refuses_lower_scopes_and_names_the_one_it_needs(
     text = client.create_token("ann", scope, pool=pool_for(scope)).token
     refused = 0
     with api.http(text) as http:
-        for method, path, needed in operations(http):
-            if path.endswith("/stream"):
-                continue  # it has no end; it is tested below
-            answer = http.request(method, f"{api.url}{path}")
+        for method, path, operation in operations(http):
+            # The stream has no end; it is tested below.
+            if not operation.get("security") or path.endswith("/stream"):
+                continue
+            needed = Scope(operation["security"][0]["token"][0])
+            answer = http.request(method, f"{api.url}{filled(path)}")
             if scope.includes(needed):
                 assert answer.status_code not in (401, 403), (method, path)
             else:
@@ -126,16 +108,12 @@ def test_an_idempotency_key_is_its_users_own(api: Api) -> None:
     assert (first.owner, second.owner) == ("ann", "bob")
 
 
-# -- life of a token ----------------------------------------------------------------------------
-
-
 def test_a_caller_sees_itself(api: Api, client: Client) -> None:
     assert (client.me().name, client.me().scope) == ("bootstrap", "admin")
     with user(api, "ann", "submit", max_machines=4, expires="30d") as ann:
         me = ann.me()
         job = ann.submit(spec(), zipped()).id
     assert (me.name, me.scope, me.max_machines) == ("ann", "submit", 4)
-    assert me.expires_at is not None
     assert (api.jobs.get(job).owner, api.jobs.get(job).owner_limit) == ("ann", 4)
 
 
@@ -151,7 +129,6 @@ def test_tokens_are_listed_with_their_use_and_without_their_secret(
 
     assert (first.name, first.scope, first.max_machines) == ("ann", "submit", 3)
     assert first.expires_at == pytest.approx(first.created_at + 30 * 86400)
-    assert first.last_used_at is not None
     assert first.last_used_at >= first.created_at - 1
     assert (second.name, second.last_used_at, second.expires_at) == ("bob", None, None)
     with api.http() as http:
@@ -250,13 +227,10 @@ def test_open_streams_end_with_their_token(api: Api, client: Client, end: str) -
     assert not api.jobs.get(job).state.over, "the streams did not end with the job"
 
 
-# -- sign-ins -----------------------------------------------------------------------------------
-
-
 def test_a_sign_in_is_its_tokens(api: Api, client: Client) -> None:
     job = api.submit()
     text = client.create_token("ann", "read").token
-    with browser(api) as ann:
+    with api.visitor() as ann:
         assert ann.post("sign-in", json={"token": text}).status_code == 204
         assert text not in str(ann.cookies)
         assert ann.get("me").json()["name"] == "ann"
@@ -273,17 +247,14 @@ def test_a_sign_in_is_its_tokens(api: Api, client: Client) -> None:
 def test_a_sign_in_cannot_be_made_for_another_user(api: Api, client: Client) -> None:
     text = client.create_token("ann", "read").token
     client.create_token("bob", "admin")
-    with browser(api) as ann:
+    with api.visitor() as ann:
         cookie = ann.post("sign-in", json={"token": text}).cookies[COOKIE]
     for forged in (cookie.replace("~ann~", "~bob~"), re.sub("~.*?\\.", ".", cookie)):
         assert forged != cookie
-        with browser(api) as eve:
+        with api.visitor() as eve:
             for sent, status in ((cookie, 200), (forged, 401)):
                 answer = eve.get("me", headers={"Cookie": f"{COOKIE}={sent}"})
                 assert answer.status_code == status
-
-
-# -- limits and secrecy -------------------------------------------------------------------------
 
 
 def test_the_number_of_tokens_is_bounded(api: Api, client: Client) -> None:

@@ -23,7 +23,6 @@ def ledger(tmp_path: Path) -> Iterator[RedisClient]:
 
 
 async def observed(ledger: RedisClient) -> PlatformState:
-    """Let ten readers ask for the state at once."""
     platform = Platform(ledger)
     states = await asyncio.gather(*(platform.newest() for _ in range(10)))
     assert all(state is states[0] for state in states)

@@ -15,6 +15,7 @@ from typing import Any, cast
 import psutil
 import pytest
 from safetensors.torch import load_file
+from support.processes import processes_of, read_each
 
 from vcasgd.cli.demo import (
     LATEST_EVICTION,
@@ -162,7 +163,6 @@ class Demo:
         )
 
     def await_line(self, text: str) -> None:
-        assert self.process.stdout is not None
         for line in self.process.stdout:
             if text in line:
                 return
@@ -178,14 +178,7 @@ class Demo:
     def left(self) -> list[str]:
         """Return the names of files and processes that remain."""
         files = [path.name for path in self.scratch.iterdir()]
-        return files + [each.name() for each in psutil.process_iter() if self._owns(each)]
-
-    def _owns(self, process: psutil.Process) -> bool:
-        try:
-            words = [*process.cmdline(), *process.environ().values()]
-        except (psutil.NoSuchProcess, psutil.AccessDenied):
-            return False
-        return any(str(self.scratch) in word for word in words)
+        return files + read_each(processes_of(self.scratch), psutil.Process.name)
 
 
 @pytest.mark.extended

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import socket
 import subprocess
 import sys
@@ -35,12 +34,9 @@ pools:
 
 
 @pytest.fixture
-def home(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
-    for name in [name for name in os.environ if name.startswith("VCASGD_")]:
-        monkeypatch.delenv(name)
-    monkeypatch.setenv("VCASGD_HOME", str(tmp_path / "home"))
+def home(home: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("VCASGD_API_PORT", str(free_port()))
-    return tmp_path / "home"
+    return home
 
 
 @pytest.fixture
@@ -60,7 +56,6 @@ def run(home: Path) -> Run:
 
 @pytest.fixture
 def answers() -> Iterator[dict[str, Any]]:
-    """Serve an API with these answers."""
     status = {
         "version": __version__, "cluster": "vcasgd", "controller": True, "active_jobs": [],
         "servers": 1, "machines": 0, "workers": 0,
@@ -150,7 +145,6 @@ def test_url_or_token_that_is_no_such_thing_is_one_of_the_findings(
     monkeypatch.setenv("VCASGD_API_URL", url)
     if token is not None:
         monkeypatch.setenv("VCASGD_TOKEN", token)
-    # Then both are findings
     found = run()
     assert text in found["api"]["message"]
     assert "redis" in found

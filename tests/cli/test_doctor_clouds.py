@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -29,10 +28,7 @@ P_SPOT, P5_SPOT, P = "L-7212CCBC", "L-C4BD4855", "L-417A185B"
 
 
 @pytest.fixture
-def doctor(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., Found]:
-    for name in [name for name in os.environ if name.startswith("VCASGD_")]:
-        monkeypatch.delenv(name)
-    monkeypatch.setenv("VCASGD_HOME", str(tmp_path / "home"))
+def doctor(home: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., Found]:
     prices = tmp_path / "prices.yaml"
     prices.write_text(yaml.safe_dump({"aws": PRICES}))
     monkeypatch.setenv("VCASGD_PRICES", str(prices))
@@ -87,17 +83,16 @@ def test_no_permission_to_run_instances(doctor: Callable[..., Found], ec2: Emula
 
 
 @pytest.mark.parametrize(
-    ("types", "spot", "code", "least"),
+    ("types", "spot", "code", "least", "limit"),
     [
-        (["c5.large", "m5.2xlarge"], True, STANDARD_SPOT, 2),
-        (["g5.xlarge"], True, GRAPHICS_SPOT, 4),
-        (["p3.2xlarge", "p5.48xlarge"], True, P_SPOT, 8),
-        (["p5.48xlarge"], True, P5_SPOT, 192),
-        (["p5.48xlarge"], False, P, 192),
-        (["c5.xlarge"], False, STANDARD, 4),
+        (["c5.large", "m5.2xlarge"], True, STANDARD_SPOT, 2, 0),
+        (["g5.xlarge"], True, GRAPHICS_SPOT, 4, 1),
+        (["p3.2xlarge", "p5.48xlarge"], True, P_SPOT, 8, 1),
+        (["p5.48xlarge"], True, P5_SPOT, 192, 1),
+        (["p5.48xlarge"], False, P, 192, 0),
+        (["c5.xlarge"], False, STANDARD, 4, 1),
     ],
 )
-@pytest.mark.parametrize("limit", [0, 1])
 @pytest.mark.ci
 def test_quota_below_the_smallest_machine(
     doctor: Callable[..., Found],

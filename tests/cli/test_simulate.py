@@ -17,11 +17,15 @@ SHORT = ["--set", "epochs=1", "--set", "subtasks_per_epoch=15", "--set", "update
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 
-def test_simulate_trains_a_job() -> None:
-    result = CliRunner().invoke(app, ["simulate", JOB, *SHORT, "--json"])
+def test_simulate_trains_a_job_on_machines_of_one_speed_or_several() -> None:
+    result, other = (
+        CliRunner().invoke(app, ["simulate", JOB, *SHORT, "--json", *arguments])
+        for arguments in ([], ["--speed-range", "4"])
+    )
 
-    assert result.exit_code == 0, result.stderr
+    assert (result.exit_code, other.exit_code) == (0, 0), result.stderr + other.stderr
     outcome = json.loads(result.stdout)
+    assert json.loads(other.stdout)["seconds"] != outcome["seconds"]
     assert outcome["updates"] == 15
     assert 1 < outcome["staleness_mean"] <= 4
     assert outcome["machines_lost"] == 0
@@ -53,16 +57,6 @@ def test_simulate_names_an_invalid_field(words: tuple[str, ...], named: str) -> 
 
     assert result.exit_code == 1
     assert named in result.stderr
-
-
-def test_simulate_accepts_machines_of_different_speeds() -> None:
-    alike, unlike = (
-        CliRunner().invoke(app, ["simulate", JOB, *SHORT, "--json", *arguments])
-        for arguments in ([], ["--speed-range", "4"])
-    )
-
-    assert unlike.exit_code == 0, unlike.stderr
-    assert json.loads(unlike.stdout)["seconds"] != json.loads(alike.stdout)["seconds"]
 
 
 def test_divergence_is_shown() -> None:

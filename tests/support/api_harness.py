@@ -10,7 +10,7 @@ import sys
 import threading
 import time
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -26,48 +26,21 @@ from support.harness import Child, ForkedProcess, Process, RedisServer
 from support.ports import free_port, listens
 from support.waiting import PATIENCE, await_truth
 from vcasgd.api.app import create_app
+from vcasgd.api.convert import job_view
 from vcasgd.client import Client
 from vcasgd.settings import Settings
 from vcasgd.spec.job import JobSpec
 from vcasgd.storage.objects import Storage
 from vcasgd.store.connection import connect
 from vcasgd.store.ledger.control import Control
-from vcasgd.store.ledger.job import JobState
+from vcasgd.store.ledger.job import JobRecord, JobState
 from vcasgd.store.ledger.jobs import Jobs
 from vcasgd.store.ledger.leases import Lease, Leases
 from vcasgd.store.ledger.servers import Accounts, Servers
+from vcasgd.store.ledger.workers import Traffic
 
 HEARTBEAT = 1.0
 PACKAGE_LIMIT_MB = 1.0
-#: Content of the answer to a request for a job.
-A_JOB: dict[str, Any] = {
-    "id": "job",
-    "name": "a",
-    "state": "running",
-    "package": "0" * 64,
-    "version": 0,
-    "created_at": 1.0,
-    "started_at": 1.0,
-    "ended_at": None,
-    "reason": None,
-    "traceback": None,
-    "evaluations": [],
-    "model": None,
-    "evictions": 0,
-    "kills": 0,
-    "spec": {"name": "a", "task": "t:T", "epochs": 1},
-    "progress": {
-        "epochs": 1,
-        "finished_epochs": 0,
-        "subtasks_total": 1,
-        "samples_expected": 1,
-        "samples_applied": 0,
-        "samples_repeated": 0,
-        "samples_lost": None,
-        "fraction": 0.0,
-    },
-    "totals": {},
-}
 
 
 @dataclass
@@ -140,7 +113,10 @@ class Api:
         return Client(self.url, self.token, timeout=timeout)
 
     def http(self, token: str | None = None) -> httpx.Client:
-        headers = {"Authorization": f"Bearer {token or self.token}"}
+        return self.visitor({"Authorization": f"Bearer {token or self.token}"})
+
+    def visitor(self, headers: Mapping[str, str | bytes] | None = None) -> httpx.Client:
+        """Return an HTTP client without a token."""
         return httpx.Client(
             base_url=f"{self.url}/api/v1/", headers=headers, timeout=PATIENCE, trust_env=False
         )
@@ -155,9 +131,7 @@ class Api:
         lease = self.lease(job)
         facts = {"samples": samples, "validation_samples": 10, "layout": "[]", "order_digest": "d"}
         assert self.leases(job).report_facts(lease, facts)
-        points = self.jobs.get(job).points
-        assert points is not None
-        self.jobs.set_plan(job, points)
+        self.jobs.set_plan(job, self.jobs.get(job).points)
         assert self.jobs.transition(
             job, JobState.RUNNING, [JobState.STARTING], why="started", started_at=time.time()
         )
@@ -166,9 +140,7 @@ class Api:
         return Leases(self.connection, job, worker, PATIENCE)
 
     def lease(self, job: str, worker: str = "w-1") -> Lease:
-        lease = self.leases(job, worker).acquire()
-        assert isinstance(lease, Lease)
-        return lease
+        return self.leases(job, worker).acquire()
 
     def account(self, job: str, version: int, finished: int, **totals: Any) -> None:
         accounts = Accounts(self.connection, job)
@@ -194,6 +166,23 @@ class Api:
         return name, data
 
 
+def operations(http: httpx.Client) -> list[tuple[str, str, dict[str, Any]]]:
+    """Return method, path, and description of all operations in the API's document."""
+    document = http.get(http.base_url.join("/api/v1/openapi.json")).json()
+    return [
+        (method, path, operation)
+        for path, methods in document["paths"].items()
+        for method, operation in methods.items()
+    ]
+
+
+def filled(path: str) -> str:
+    """Return the path of an operation with names of what doesn't exist."""
+    names = {"job": "x-abc234", "digest": "0" * 64, "worker": "w-1", "name": "nobody",
+             "machine": "join-x", "request": "0"}  # fmt: skip
+    return path.format_map(names)
+
+
 def messages_of(response: httpx.Response) -> Iterator[ServerSentEvent]:
     """Yield the messages of an event stream without keep-alive comments."""
     return (each for each in EventSource(response).iter_sse() if each.data)
@@ -212,6 +201,12 @@ def running(home: Path, *, as_command: bool = False) -> Iterator[Api]:
 def spec(**fields: Any) -> JobSpec:
     wanted = {"name": "digits", "task": "train:Digits", "epochs": 2, "subtasks_per_epoch": 5}
     return JobSpec.parse({**wanted, **fields})
+
+
+#: Content of the answer to a request for a job.
+A_JOB = job_view(
+    JobRecord("job", spec(), JobState.RUNNING, "0" * 64, created_at=1.0), Traffic()
+).model_dump(mode="json")
 
 
 def zipped(**files: str) -> bytes:

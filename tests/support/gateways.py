@@ -28,8 +28,6 @@ MACHINE = JoinRequest(version=vcasgd.__version__, host="laptop", cpus=2.0, memor
 
 @dataclass
 class RunningGateway:
-    """A gateway's process."""
-
     api: Api
     port: int
     pin: str

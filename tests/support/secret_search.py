@@ -12,6 +12,7 @@ from pathlib import Path
 import httpx
 import psutil
 
+from support.api_harness import operations
 from support.waiting import PATIENCE
 
 #: Seconds without a part of a body after which it is taken for an endless stream.
@@ -25,7 +26,6 @@ def forms(text: str) -> list[bytes]:
 
 
 def in_files(folder: Path, text: str) -> list[Path]:
-    """Return the files below a folder that contain a text."""
     wanted, found = forms(text), []
     for path in folder.rglob("*"):
         try:
@@ -60,10 +60,9 @@ def answers(url: str, token: str, values: dict[str, str]) -> Iterator[tuple[str,
     """
     headers = {"Authorization": f"Bearer {token}"}
     with httpx.Client(base_url=url, headers=headers, timeout=PATIENCE, trust_env=False) as http:
-        document = http.get("/api/v1/openapi.json").raise_for_status().json()
-        for path, route in document["paths"].items():
+        for method, path, _ in operations(http):
             names = re.findall(r"\{(\w+)\}", path)
-            if "get" in route and values.keys() >= set(names):
+            if method == "get" and values.keys() >= set(names):
                 yield (path, *_read(http, path.format(**values)))
 
 
