@@ -19,8 +19,6 @@ from vcasgd.errors import StoreDenied, StoreError, StoreFull, StoreUnavailable
 from vcasgd.store.bulk_transfer import BulkTransfer, Missing, WrongLength
 from vcasgd.store.connection import RedisClient, connect, patiently
 
-pytestmark = pytest.mark.both_servers
-
 SIZES = (0, 1, 9, 10, 4096, (1 << 20) - 1, 1 << 20, 3 << 20)
 
 

@@ -77,6 +77,7 @@ def test_a_dead_controller_is_followed_by_another_one(
     clock: SteppingServer, ledger: RedisClient
 ) -> None:
     control = Control(ledger)
+    assert not control.held()
     assert control.hold("dead", HOUR).token == 1
     assert control.held()
 
@@ -85,8 +86,9 @@ def test_a_dead_controller_is_followed_by_another_one(
     assert not control.held()
     assert control.hold("alive", LEASE).token == 0, "it may be alive"
     assert await_truth(lambda: control.hold("alive", LEASE).token) == 2
-    assert control.hold("alive", HOUR).token == 2
+    assert control.hold("alive", HOUR).token == 2, "renewed"
     assert control.held()
+    assert control.hold("dead", HOUR).token == 0
 
 
 def test_a_silent_workers_push_slot_is_released(
