@@ -3,24 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from support.compat import (
-    SEEDS,
-    Case,
     Metrics,
     Points,
     assert_as_plain,
-    assert_close,
-    ends_of,
     evaluate_plainly,
     grid,
     loop_script,
     orders,
     own_steps,
+    plain,
     simulated,
 )
 from torch import Tensor, nn
@@ -112,10 +110,7 @@ class FewLabels(MeanOverTokens):
 
 @grid
 def test_parts_without_a_label(workers: int) -> None:
-    def twin(seed: int) -> Metrics:
-        return accumulated(FewLabels(), 4, seed, parts=1)
-
-    assert_as_plain(Case(FewLabels, twin=twin), workers)
+    assert_as_plain(FewLabels, workers, loop=accumulated)
 
 
 class Undeclared(MeanOverTokens):
@@ -133,7 +128,7 @@ class UndeclaredLabels(Undeclared, FewLabels):
 
 @grid
 def test_labels_that_are_found(workers: int) -> None:
-    assert_as_plain(Case(Undeclared), workers)
+    assert_as_plain(Undeclared, workers)
 
 
 def test_which_labels_are_found() -> None:
@@ -154,11 +149,16 @@ class Accumulated(MeanOverTokens):
     gradient_accumulation_steps = 4
 
 
-def accumulated(task: MeanOverTokens, epochs: int, seed: int, parts: int) -> Metrics:
+def accumulated(
+    task: MeanOverTokens,
+    model: nn.Module,
+    optimizer: Optimizer,
+    epochs: int,
+    seed: int,
+    parts: int = 1,
+) -> Metrics:
     """Train as a loop that divides the sum of the losses of a step by its number of labels."""
-    torch.manual_seed(seed)
-    model, data = task.model(), task.dataset("train")
-    optimizer = task.optimizer(model.parameters())
+    data = task.dataset("train")
     for indices in orders(len(data), epochs, seed, task.batch_size):  # type: ignore[arg-type]
         size = -(-len(indices) // parts)
         cuts = range(0, len(indices), size)
@@ -173,9 +173,13 @@ def accumulated(task: MeanOverTokens, epochs: int, seed: int, parts: int) -> Met
     return evaluate_plainly(task, model)
 
 
+in_four_parts = partial(accumulated, parts=4)
+
+
 def test_a_single_worker_trains_exactly_as_a_loop() -> None:
-    ends = simulated(Accumulated, 1)["loss"], accumulated(Accumulated(), 4, 0, parts=4)["loss"]
-    assert ends[0] == pytest.approx(ends[1], rel=1e-4)
+    plainly = plain(Accumulated(), 4, 0, in_four_parts)["loss"]
+
+    assert simulated(Accumulated, 1)["loss"] == pytest.approx(plainly, rel=1e-4)
 
 
 #: The same training as scripts, whose session makes the steps, or whose loop does.
@@ -203,9 +207,7 @@ def test_scripts(tmp_path: Path, loop: str) -> None:
     weighs = "optimizer, batch_weight=task.batch_weight"
     make_task = loop_script(tmp_path, loop, Accumulated, session=weighs)
 
-    ends = [simulated(make_task, 4)["loss"]]
-
-    assert_close(ends, [accumulated(Accumulated(), 4, 0, parts=4)["loss"]])
+    assert_as_plain(make_task, 4, twin=Accumulated, loop=in_four_parts, seeds=(0,))
 
 
 #: A loop without accumulation, whose labels are found.
@@ -216,9 +218,9 @@ FOUND = own_steps("DataLoader(data, 16, shuffle=True, collate_fn=task.collate)")
 @pytest.mark.parametrize("workers", [4, pytest.param(8, marks=pytest.mark.extended)])
 @pytest.mark.ci
 def test_labels_that_are_found_in_a_script(tmp_path: Path, workers: int) -> None:
-    ends = ends_of(loop_script(tmp_path, FOUND, FewLabels), workers, epochs=4)
+    make_task = loop_script(tmp_path, FOUND, FewLabels)
 
-    assert_close(ends, [accumulated(FewLabels(), 4, seed, parts=1)["loss"] for seed in SEEDS])
+    assert_as_plain(make_task, workers, twin=FewLabels, loop=accumulated)
 
 
 class Dropping(Points):

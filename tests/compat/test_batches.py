@@ -11,7 +11,6 @@ import torch
 from support.compat import (
     SESSION_STEPS,
     ByLoss,
-    Case,
     FewPoints,
     Points,
     assert_as_plain,
@@ -60,12 +59,12 @@ class LargeNormalized(Normalized):
 
 @grid
 def test_single_samples(workers: int) -> None:
-    assert_as_plain(Case(SingleSamples, epochs=1), workers)
+    assert_as_plain(SingleSamples, workers, 1)
 
 
 @grid
 def test_small_batches_that_are_normalized(workers: int) -> None:
-    assert_as_plain(Case(Normalized), workers)
+    assert_as_plain(Normalized, workers)
 
 
 class Contrastive(ByLoss):
@@ -98,12 +97,12 @@ class Overlap(ByLoss):
 
 @grid
 def test_losses_over_pairs_of_samples(workers: int) -> None:
-    assert_as_plain(Case(Contrastive), workers)
+    assert_as_plain(Contrastive, workers)
 
 
 @grid
 def test_losses_of_whole_batches(workers: int) -> None:
-    assert_as_plain(Case(Overlap), workers)
+    assert_as_plain(Overlap, workers)
 
 
 class Summed(FewPoints):

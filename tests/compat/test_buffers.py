@@ -11,7 +11,6 @@ import torch
 from support.compat import (
     SESSION_STEPS,
     ByLoss,
-    Case,
     Points,
     assert_as_plain,
     assert_close,
@@ -58,7 +57,7 @@ class Masked(Points):
 
 @grid
 def test_a_mask_with_infinite_values(workers: int) -> None:
-    assert_as_plain(Case(Masked), workers)
+    assert_as_plain(Masked, workers)
 
 
 class Extremes(WithMask):
@@ -244,7 +243,7 @@ class Queued(ByLoss):
 @grid
 @pytest.mark.ci
 def test_buffers_of_a_forward_pass(workers: int, task: type[Points]) -> None:
-    assert_as_plain(Case(task, epochs=2), workers)
+    assert_as_plain(task, workers, 2)
 
 
 def test_a_version_has_directions_and_not_their_mean() -> None:

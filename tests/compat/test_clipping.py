@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import textwrap
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,17 +11,12 @@ import pytest
 from compat.test_approximations import Hooked, HookedStep, changing_loop
 from compat.test_optimizers import OPTIMIZERS, WITH_CLOSURE, points
 from support.compat import (
-    SEEDS,
-    Case,
     Metrics,
     Points,
     assert_as_plain,
-    assert_close,
-    ends_of,
     grid,
     long,
     loop_script,
-    plain,
     train_plainly,
 )
 from torch import nn
@@ -37,24 +33,24 @@ IMPORT = "from torch.nn.utils import clip_grad_norm_, clip_grad_value_"
 @grid
 @pytest.mark.ci
 def test_gradients_that_are_clipped_in_nearly_each_step(workers: int) -> None:
-    assert_as_plain(Case(points(OPTIMIZERS["AdamW"], clip=0.3)), workers)
+    assert_as_plain(points(OPTIMIZERS["AdamW"], clip=0.3), workers)
 
 
 @grid
 @pytest.mark.parametrize("task", [Hooked, *long(HookedStep)])
 def test_hooks_clip_the_gradient_of_the_whole_batch(task: type[Points], workers: int) -> None:
-    assert_as_plain(Case(task), workers)
+    assert_as_plain(task, workers)
 
 
-def plainly_clipped(clips: str, seed: int) -> float:
-    """Train in a plain loop that clips, and return the loss at its end."""
+def clipped_by(clips: str) -> Callable[..., Metrics]:
+    """Return a plain loop that clips."""
 
-    def twin(task: Points, model: nn.Module, *others: Any) -> Metrics:
+    def loop(task: Points, model: nn.Module, *others: Any) -> Metrics:
         names = {**vars(nn.utils), "model": model}
         clip = textwrap.dedent(f"    {clips}")
         return train_plainly(task, model, *others, before_step=lambda: exec(clip, names))
 
-    return plain(Points(), EPOCHS, seed, twin)["loss"]
+    return loop
 
 
 CLAMPS = "for each in model.parameters(): each.grad.data.clamp_(-0.01, 0.01)"
@@ -81,9 +77,9 @@ SCALES = """total = 0
 def test_a_loop_clips_the_gradient_of_the_whole_batch(
     tmp_path: Path, clips: str, workers: int
 ) -> None:
-    ends = ends_of(changing_loop(tmp_path, clips, before=IMPORT), workers, epochs=EPOCHS)
+    task = changing_loop(tmp_path, clips, before=IMPORT)
 
-    assert_close(ends, [plainly_clipped(clips, seed) for seed in SEEDS])
+    assert_as_plain(task, workers, EPOCHS, twin=Points, loop=clipped_by(clips))
 
 
 #: A schedule by hand: each step sets the rate of the next one. That of the first one is too high.
@@ -101,9 +97,7 @@ def test_a_loop_that_clips_and_sets_the_rate_of_the_next_step(tmp_path: Path, wo
     first = f"torch.optim.AdamW(model.parameters(), lr={RATES[0]})"
     task = changing_loop(tmp_path, loop, before=IMPORT, optimizer=first)
 
-    ends = ends_of(task, workers, epochs=EPOCHS)
-
-    assert_close(ends, [plain(Points(), EPOCHS, seed, by_hand_twin)["loss"] for seed in SEEDS])
+    assert_as_plain(task, workers, EPOCHS, twin=Points, loop=by_hand_twin)
 
 
 def by_hand_twin(task: Points, model: nn.Module, optimizer: Optimizer, *others: int) -> Metrics:
@@ -137,6 +131,6 @@ def test_a_closure_changes_the_gradient_of_the_whole_batch(
 ) -> None:
     loop = WITH_CLOSURE.format(epochs=EPOCHS, inside=inside, step=step)
 
-    ends = ends_of(loop_script(tmp_path, loop), workers, epochs=EPOCHS)
+    task = loop_script(tmp_path, loop)
 
-    assert_close(ends, [plainly_clipped(CLAMPS, seed) for seed in SEEDS])
+    assert_as_plain(task, workers, EPOCHS, twin=Points, loop=clipped_by(CLAMPS))

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 import torch
 from support.compat import (
-    Case,
     Metrics,
     Points,
     assert_as_plain,
@@ -21,7 +20,6 @@ from support.compat import (
     learner_of,
     loop_script,
     own_steps,
-    plain,
     simulated,
 )
 from support.harness import Harness
@@ -263,8 +261,7 @@ def test_any_loader(make: Any, workers: int) -> None:
                 optimizer.step()
         return evaluate_plainly(task, model)
 
-    case = Case(make, EPOCHS, twin=lambda seed: plain(make(), EPOCHS, seed, loop))
-    assert_as_plain(case, workers)
+    assert_as_plain(make, workers, EPOCHS, loop=loop)
 
 
 @pytest.mark.parametrize(

@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from support.compat import (
-    SEEDS,
     FewPoints,
     Metrics,
     Points,
-    assert_close,
-    ends_of,
+    assert_as_plain,
     extended,
     grid,
     loop_script,
     on_workers,
-    plain,
     simulated,
     train_plainly,
 )
@@ -77,10 +75,10 @@ def loop(
     return loop_script(folder, source, task, optimizer=f"{optimizer}; scheduler = {scheduler}")
 
 
-def plain_loop(seed: int, made: str, scheduled: str, *, by_epoch: bool = False) -> float:
-    """Train as the script does, in one process and without vcasgd; return the loss at the end."""
+def plain_loop(made: str, scheduled: str, *, by_epoch: bool = False) -> Callable[..., Metrics]:
+    """Return a loop that trains as the script does, in one process and without vcasgd."""
 
-    def twin(task: Points, model: Any, _: Any, *others: int) -> Metrics:
+    def loop(task: Points, model: Any, _: Any, *others: int) -> Metrics:
         names: dict[str, Any] = {"torch": torch, "model": model}
         optimizer = names["optimizer"] = eval(made, names)
         scheduler = eval(scheduled, names)
@@ -91,7 +89,7 @@ def plain_loop(seed: int, made: str, scheduled: str, *, by_epoch: bool = False) 
 
         return train_plainly(task, model, optimizer, *others, after_step=after_step)
 
-    return plain(Points(), EPOCHS, seed, twin)["loss"]
+    return loop
 
 
 def test_a_new_worker_knows_the_scheduler_after_its_first_step(
@@ -133,9 +131,7 @@ def test_a_loop_that_stores_its_scheduler(tmp_path: Path) -> None:
 def test_a_scheduler_that_the_loop_steps(workers: int, name: str, tmp_path: Path) -> None:
     task = loop(tmp_path, *SCHEDULERS[name], by_step="scheduler.step()", task=Points)
 
-    ends = ends_of(task, workers, epochs=EPOCHS)
-
-    assert_close(ends, [plain_loop(seed, *SCHEDULERS[name]) for seed in SEEDS])
+    assert_as_plain(task, workers, EPOCHS, twin=Points, loop=plain_loop(*SCHEDULERS[name]))
 
 
 @grid
@@ -144,9 +140,8 @@ def test_a_scheduler_that_the_loop_steps_after_each_epoch(workers: int, tmp_path
     scheduled = SGD, f"{LR}StepLR(optimizer, 1, gamma=0.2)"
     task = loop(tmp_path, *scheduled, by_epoch="scheduler.step()", task=Points)
 
-    ends = ends_of(task, workers, epochs=EPOCHS)
-
-    assert_close(ends, [plain_loop(seed, *scheduled, by_epoch=True) for seed in SEEDS])
+    loop_by_epoch = plain_loop(*scheduled, by_epoch=True)
+    assert_as_plain(task, workers, EPOCHS, twin=Points, loop=loop_by_epoch)
 
 
 @pytest.mark.parametrize(

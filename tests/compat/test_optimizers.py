@@ -12,7 +12,6 @@ import pytest
 import torch
 from support.compat import (
     SESSION_STEPS,
-    Case,
     Metrics,
     Points,
     assert_as_plain,
@@ -22,7 +21,6 @@ from support.compat import (
     long,
     loop_script,
     orders,
-    plain,
     simulated,
     train_plainly,
 )
@@ -207,10 +205,8 @@ def schedule_free_twin(task: Points, model: nn.Module, optimizer: Any, *others: 
     ],
 )
 def test_any_optimizer(name: str, workers: int) -> None:
-    twin = schedule_free_twin if name == "schedule-free" else None
-    task = points(OPTIMIZERS[name])
-    case = Case(task, twin=lambda seed: plain(task(), 4, seed, twin))
-    assert_as_plain(case, workers)
+    loop = schedule_free_twin if name == "schedule-free" else train_plainly
+    assert_as_plain(points(OPTIMIZERS[name]), workers, loop=loop)
 
 
 @pytest.mark.parametrize("name", ["by hand", "wrapped", "own", "RMSprop", "inherited"])
@@ -300,7 +296,7 @@ def test_a_transformer_with_a_schedule(name: str, workers: int, tmp_path: Path) 
             vars(task)["optimizer"] = OPTIMIZERS[name]
         return task
 
-    assert_as_plain(Case(make_task, epochs=1), workers)
+    assert_as_plain(make_task, workers, 1)
 
 
 #: The same training as a script.
@@ -380,8 +376,7 @@ def closure_twin(task: Points, model: nn.Module, optimizer: Any, epochs: int, se
     ],
 )
 def test_closures(task: type[Points], workers: int) -> None:
-    case = Case(task, twin=lambda seed: plain(task(), 4, seed, closure_twin))
-    assert_as_plain(case, workers, seeds=(0,))
+    assert_as_plain(task, workers, loop=closure_twin, seeds=(0,))
 
 
 def test_several_workers_refuse_a_line_search() -> None:

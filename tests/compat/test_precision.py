@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load
-from support.compat import Case, Points, assert_as_plain, facts_of, grid, on_workers, script
+from support.compat import Points, assert_as_plain, facts_of, grid, on_workers, script
 from support.harness import Harness
 from torch import Tensor, nn
 from torch.optim import Optimizer
@@ -120,4 +120,4 @@ class ComplexRmsProp(Complex):
 @grid
 @pytest.mark.ci
 def test_complex_parameters_train_as_in_a_plain_loop(workers: int, task: type[Points]) -> None:
-    assert_as_plain(Case(task), workers)
+    assert_as_plain(task, workers)

@@ -9,19 +9,14 @@ from typing import Any
 import pytest
 import torch
 from support.compat import (
-    SEEDS,
-    Case,
     Metrics,
     Points,
     assert_as_plain,
-    assert_close,
-    ends_of,
     evaluate_plainly,
     grid,
     loop_script,
     on_workers,
     orders,
-    plain,
     simulated,
     train_plainly,
 )
@@ -74,10 +69,7 @@ class Together:
 @pytest.mark.extended
 @grid
 def test_a_list_of_optimizers(workers: int) -> None:
-    def twin(seed: int) -> Metrics:
-        return plain(TwoOptimizers(), 4, seed, two_optimizers_twin)
-
-    assert_as_plain(Case(TwoOptimizers, twin=twin), workers)
+    assert_as_plain(TwoOptimizers, workers, loop=two_optimizers_twin)
 
 
 LISTED = """
@@ -117,12 +109,10 @@ def stepping(folder: Path, chosen: str = "optimizer", bound: float = 100.0) -> C
     return loop_script(folder, loop, optimizer=OPTIMIZERS)
 
 
-def in_turn_twin(seed: int) -> Metrics:
-    torch.manual_seed(seed)
-    task = Points()
-    model, data = task.model(), task.dataset("train")
-    optimizers = [torch.optim.RMSprop(model[at].parameters(), lr=1e-3) for at in (0, 2)]  # type: ignore[index]
-    for indices in orders(task.samples, 2, seed, task.batch_size):
+def in_turn_twin(task: Points, model: Any, _: Optimizer, epochs: int, seed: int) -> Metrics:
+    data = task.dataset("train")
+    optimizers = [torch.optim.RMSprop(model[at].parameters(), lr=1e-3) for at in (0, 2)]
+    for indices in orders(task.samples, epochs, seed, task.batch_size):
         for optimizer in optimizers:
             optimizer.zero_grad()
             task.loss(model, task.collate([data[index] for index in indices])).backward()  # type: ignore[no-untyped-call]
@@ -133,9 +123,7 @@ def in_turn_twin(seed: int) -> Metrics:
 @grid
 @pytest.mark.ci
 def test_optimizers_that_a_loop_steps_in_turn(tmp_path: Path, workers: int) -> None:
-    ends = ends_of(stepping(tmp_path), workers, epochs=2)
-
-    assert_close(ends, [in_turn_twin(seed)["loss"] for seed in SEEDS])
+    assert_as_plain(stepping(tmp_path), workers, 2, twin=Points, loop=in_turn_twin)
 
 
 @pytest.mark.ci

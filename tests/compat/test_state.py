@@ -10,13 +10,9 @@ from typing import Any
 import pytest
 import torch
 from support.compat import (
-    SEEDS,
-    Case,
     Metrics,
     Points,
     assert_as_plain,
-    assert_close,
-    ends_of,
     evaluate_plainly,
     facts_of,
     grid,
@@ -50,23 +46,19 @@ class Averaged(Points):
         return torch.optim.SGD(parameters, lr=0.1, momentum=0.9)
 
 
-def plainly_averaged(seed: int) -> Metrics:
+def averaged(task: Averaged, model: nn.Module, *others: Any) -> Metrics:
     """Train in a plain loop that averages after each step, and evaluate the average."""
-
-    def twin(task: Averaged, model: nn.Module, *others: Any) -> Metrics:
-        average = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(DECAY))
-        average.update_parameters(model)
-        train_plainly(task, model, *others, after_step=lambda _: average.update_parameters(model))
-        return evaluate_plainly(task, average.module)
-
-    return plain(Averaged(), 2, seed, twin)
+    average = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(DECAY))
+    average.update_parameters(model)
+    train_plainly(task, model, *others, after_step=lambda _: average.update_parameters(model))
+    return evaluate_plainly(task, average.module)
 
 
 @grid
 def test_the_average_is_that_of_a_plain_loop(workers: int) -> None:
-    ema = {"ema": {"decay": DECAY, "evaluate": "instead"}}
+    ema = {"decay": DECAY, "evaluate": "instead"}
 
-    assert_as_plain(Case(Averaged, epochs=2, twin=plainly_averaged, fields=ema), workers)
+    assert_as_plain(Averaged, workers, 2, loop=averaged, ema=ema)
 
 
 def test_a_worker_that_is_alone_publishes_often_enough(harness: Harness, tmp_path: Path) -> None:
@@ -75,7 +67,7 @@ def test_a_worker_that_is_alone_publishes_often_enough(harness: Harness, tmp_pat
     metrics, job = on_workers(harness, tmp_path, "train:Averaged", 1, epochs=2, ema=DECAY)
 
     assert job.state is JobState.SUCCEEDED, job.reason
-    assert metrics["ema_loss"] == pytest.approx(plainly_averaged(0)["loss"], rel=0.01)
+    assert metrics["ema_loss"] == pytest.approx(plain(Averaged(), 2, 0, averaged)["loss"], rel=0.01)
 
 
 def test_the_average_is_measured_beside_the_model() -> None:
@@ -156,9 +148,7 @@ def test_an_average_of_a_script_is_evaluated(tmp_path: Path, loop: str, workers:
     task = loop_script(tmp_path, LOOPS[loop], Averaged, evaluation="")
 
     # As in all cases, because one end is as much as 1.4 % above its twin with 8 workers.
-    ends = ends_of(task, workers, epochs=2)
-
-    assert_close(ends, [plainly_averaged(seed)["loss"] for seed in SEEDS])
+    assert_as_plain(task, workers, 2, twin=Averaged, loop=averaged)
 
 
 class Copied(Averaged):
@@ -189,7 +179,7 @@ class Copied(Averaged):
 @grid
 @pytest.mark.ci
 def test_a_frozen_copy_that_training_moves_travels(workers: int) -> None:
-    assert_as_plain(Case(Copied, epochs=2), workers)
+    assert_as_plain(Copied, workers, 2)
 
 
 # --- other tensors -------------------------------------------------------------------------------
@@ -237,7 +227,7 @@ class Decaying(Points):
 @grid
 @pytest.mark.ci
 def test_what_is_kept_for_each_sample_has_the_changes_of_all(workers: int) -> None:
-    assert_as_plain(Case(Remembering), workers)
+    assert_as_plain(Remembering, workers)
 
 
 @pytest.mark.parametrize(
@@ -294,7 +284,7 @@ class PlainAttributes(Points):
 @pytest.mark.ci
 @grid
 def test_tensors_in_plain_attributes_of_a_module_travel(workers: int) -> None:
-    assert_as_plain(Case(PlainAttributes), workers)
+    assert_as_plain(PlainAttributes, workers)
 
 
 def test_plain_attributes_have_the_order_of_the_code() -> None:
@@ -346,7 +336,7 @@ class Centred(Points):
 @grid
 @pytest.mark.ci
 def test_parameters_of_the_loss_are_in_updates(workers: int) -> None:
-    assert_as_plain(Case(Centred, epochs=2), workers)
+    assert_as_plain(Centred, workers, 2)
 
 
 class Thawed(Points):
@@ -369,7 +359,7 @@ class Thawed(Points):
 @pytest.mark.ci
 @grid
 def test_a_layer_that_thaws_is_trained_from_then_on(workers: int) -> None:
-    assert_as_plain(Case(Thawed), workers)
+    assert_as_plain(Thawed, workers)
 
 
 def test_what_stays_frozen_does_not_travel() -> None:
@@ -391,7 +381,7 @@ def test_state_beside_the_model_travels_between_processes(harness: Harness, tmp_
     metrics, job = on_workers(harness, tmp_path, "train.py", 2, epochs=2)
 
     assert job.state is JobState.SUCCEEDED, job.reason
-    assert metrics["loss"] == pytest.approx(plainly_averaged(0)["loss"], rel=0.02)
+    assert metrics["loss"] == pytest.approx(plain(Averaged(), 2, 0, averaged)["loss"], rel=0.02)
     assert job.facts is not None
     assert Layout.from_json(job.facts.layout).beside == ["ema"]
     assert harness.events(job.id, "state-beside")

@@ -12,7 +12,6 @@ import inspect
 import statistics
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -62,35 +61,24 @@ def long(*values: Any) -> list[Any]:
 grid = pytest.mark.parametrize("workers", [4, *extended(1, 8)])
 
 
-@dataclass(frozen=True)
-class Case:
-    """A task and its twin, which end after ``epochs`` with a ``metric``.
+def assert_as_plain(
+    make_task: Callable[[], vcasgd.Task],
+    workers: int,
+    epochs: int = 4,
+    *,
+    twin: Callable[[], vcasgd.Task] | None = None,
+    loop: Callable[..., Metrics] | None = None,
+    seeds: Sequence[int] = SEEDS,
+    **fields: Any,
+) -> None:
+    """Fail if jobs of so many workers end with a worse loss than plain loops.
 
-    ``task`` makes the task of one worker. ``twin`` trains in an ordinary loop with a seed and
-    returns the metrics at its end, :func:`plain` by default. ``fields`` are more fields of the job.
+    ``twin`` makes the task of the plain loops, ``make_task`` by default, and ``loop`` is one of
+    :func:`plain`. ``fields`` are more fields of the job.
     """
-
-    task: Callable[[], vcasgd.Task]
-    epochs: int = 4
-    metric: str = "loss"
-    twin: Callable[[int], Metrics] | None = None
-    fields: Mapping[str, Any] = field(default_factory=dict)
-
-    def plain(self, seed: int) -> float:
-        """Return the metric of the twin."""
-        twin = self.twin or (lambda seed: plain(self.task(), self.epochs, seed))
-        return twin(seed)[self.metric]
-
-    def simulated(self, workers: int, seed: int) -> float:
-        """Return the metric of a job of simulated workers."""
-        return simulated(self.task, workers, seed, epochs=self.epochs, **self.fields)[self.metric]
-
-
-def assert_as_plain(case: Case, workers: int, seeds: Sequence[int] = SEEDS) -> None:
-    """Fail if a job of so many workers ends worse than the case's twin."""
-    plain_ends = [case.plain(seed) for seed in seeds]
-    ends = [case.simulated(workers, seed) for seed in seeds]
-    assert_close(ends, plain_ends, case.metric)
+    expected = [plain((twin or make_task)(), epochs, seed, loop)["loss"] for seed in seeds]
+    ends = [simulated(make_task, workers, seed, epochs=epochs, **fields) for seed in seeds]
+    assert_close([each["loss"] for each in ends], expected)
 
 
 def assert_close(ends: Sequence[float], plain_ends: Sequence[float], metric: str = "loss") -> None:
@@ -106,16 +94,16 @@ def assert_close(ends: Sequence[float], plain_ends: Sequence[float], metric: str
 
 
 def plain(
-    task: vcasgd.Task, epochs: int, seed: int, twin: Callable[..., Metrics] | None = None
+    task: vcasgd.Task, epochs: int, seed: int, loop: Callable[..., Metrics] | None = None
 ) -> Metrics:
     """Train a task as an ordinary script does, and return its metrics.
 
-    ``twin`` trains its model and optimizer, :func:`train_plainly` by default.
+    ``loop`` has the arguments of :func:`train_plainly`, which is the default.
     """
     torch.manual_seed(seed)
     model = task.model()
     optimizer = task.optimizer([each for each in model.parameters() if each.requires_grad])
-    return (twin or train_plainly)(task, model, optimizer, epochs, seed)
+    return (loop or train_plainly)(task, model, optimizer, epochs, seed)
 
 
 def train_plainly(
