@@ -77,16 +77,12 @@ def train(
     return accused, refused
 
 
-def test_honest_owners_are_not_accused() -> None:
-    assert train() == ([], [])
-
-
 @pytest.mark.parametrize(
     ("noise", "samples"),
-    [({"alice": 1.5}, {}), ({"bob": 0.1}, {}), ({}, {"carol": 1, "bob": 16})],
-    ids=["a smaller batch", "a larger batch", "other intervals"],
+    [({}, {}), ({"alice": 1.5}, {}), ({"bob": 0.1}, {}), ({}, {"carol": 1, "bob": 16})],
+    ids=["equal machines", "a smaller batch", "a larger batch", "other intervals"],
 )
-def test_odd_machines_are_not_accused(noise: dict[str, float], samples: dict[str, int]) -> None:
+def test_honest_owners_are_not_accused(noise: dict[str, float], samples: dict[str, int]) -> None:
     assert train(noise=noise, samples=samples) == ([], [])
 
 

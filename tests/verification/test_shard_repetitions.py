@@ -307,6 +307,8 @@ def test_another_worker_is_asked_if_one_is_lost_or_cant(repeated: RepeatedWorld)
     repeated.exchange.report(second, RIGHT)
     repeated.turn()
     assert repeated.exchange.task() is None
+    keys = repeated.world.tensor_keys()
+    assert [key for key in keys if key.startswith("r:") or ".states." in key] == []
 
 
 def test_a_repetition_that_nobody_can_make_ends_without_a_result(repeated: RepeatedWorld) -> None:
@@ -319,17 +321,6 @@ def test_a_repetition_that_nobody_can_make_ends_without_a_result(repeated: Repea
 
     assert repeated.exchange.task() is None
     assert repeated.events("repetition-failed") == []
-
-
-def test_nothing_is_left_of_a_repetition(repeated: RepeatedWorld) -> None:
-    repeated.push("eve")
-    repeated.repeat("eve", RIGHT)
-
-    keys = repeated.world.tensor_keys()
-    assert [key for key in keys if key.startswith("r:") or ".states." in key] == []
-    # A result is small, and expires.
-    (result,) = (key for key in keys if ".result." in key)
-    assert repeated.world.tensors.ttl(f"{repeated.world.keys.prefix}{result}") > 0
 
 
 def test_states_start_again_when_the_model_goes_back(repeated: RepeatedWorld) -> None:
