@@ -137,6 +137,8 @@ def test_the_json_schema_helps_an_editor_with_lengths_and_evaluations() -> None:
         ({"workers": {"gpus": "x"}}, "workers.gpus", "must be 'all' or a whole number; not 'x'"),
         ({"workers": {"gpus": 0}}, "workers.gpus", "must be 'all' or greater .* 1; not 0$"),
         ({"workers": {"gpus": 0, "max": "x"}}, "workers.max", "gpus: must be 'all' or gre"),
+        ({"resources": {"gpus": 0, "gpu_types": ["L4"]}}, "resources", "gpus: 0 can't be combined"),
+        ({"track": [{"to": "mlflow", "x": 1}]}, "track.0.x", "no such field .known fields: "),
         ({"seed": -1, "epochs": 0}, "epochs", r"not 0; seed: must be greater"),
     ],
 )
