@@ -303,16 +303,9 @@ class _Handler(QuietHandler):
                 self._refuse(compute, path)
                 self._send(HTTPStatus.OK, self._route(routes, path))
         except Refused as refused:
-            self._send(
-                refused.status,
-                {
-                    "error": {
-                        "code": refused.status,
-                        "message": str(refused),
-                        "errors": [{"reason": refused.reason, "message": str(refused)}],
-                    }
-                },
-            )
+            row = {"reason": refused.reason, "message": str(refused)}
+            error = {"code": refused.status, "message": str(refused), "errors": [row]}
+            self._send(refused.status, {"error": error})
 
     def _refuse(self, compute: FakeCompute, path: str) -> None:
         for index, (pattern, refused) in enumerate(compute.refusals):
