@@ -13,11 +13,8 @@ from pathlib import Path
 
 import psutil
 import pytest
-from support.ports import free_port
 from support.processes import is_alive, run_program
 from support.ray_rig import (
-    HEARTBEAT,
-    HOST,
     NAMESPACE,
     PASSWORD,
     TOKEN,
@@ -29,68 +26,10 @@ from support.ray_rig import (
 )
 from support.waiting import PATIENCE, await_truth
 
-from vcasgd.cluster import Cluster, Command, node_command
-from vcasgd.cluster.head import head_command
-from vcasgd.errors import ClusterError
 from vcasgd.fleet.notices import Notice, NoticeKind, write_notice
-from vcasgd.settings import Settings
 
 #: Ids are used once, because the cluster remembers dead machines.
 MACHINES = itertools.count()
-
-
-# --- without Ray -------------------------------------------------------------------------
-
-
-def commands(temp_dir: str = "/tmp/v") -> list[Command]:
-    head = head_command(
-        Settings(cluster=NAMESPACE, heartbeat=HEARTBEAT),
-        address=f"{HOST}:1",
-        ledger_url=f"redis://:{PASSWORD}@127.0.0.1:2/0",
-        temp_dir=Path(temp_dir),
-        token=TOKEN,
-    )
-    assert head is not None
-    node = node_command(
-        address="10.0.0.1:1",
-        machine_id="i",
-        cpus=1.5,
-        temp_dir=Path(temp_dir),
-        heartbeat=HEARTBEAT,
-        token=TOKEN,
-    )
-    return [head, node]
-
-
-def test_secrets_are_in_the_environment_and_in_no_repr() -> None:
-    for command in commands():
-        assert TOKEN in command.env.values()
-        for secret in (PASSWORD, TOKEN):
-            assert secret not in repr(command)
-            assert secret not in " ".join(command.argv)
-    assert PASSWORD in commands()[0].env.values()
-
-
-def test_folder_too_long_for_sockets_is_rejected() -> None:
-    with pytest.raises(ClusterError, match="at most 37 bytes"):
-        commands("/tmp/" + "x" * 40)
-
-
-def test_health_checks_follow_the_heartbeat() -> None:
-    for command in commands():
-        assert command.env["RAY_health_check_period_ms"] == "1000"
-
-
-def test_node_without_gpus_hides_those_of_the_host() -> None:
-    assert commands()[1].env["CUDA_VISIBLE_DEVICES"] == ""
-
-
-def test_connecting_to_a_closed_port_fails_in_time() -> None:
-    with pytest.raises(ClusterError, match="no process listens"):
-        Cluster.connect(f"{HOST}:{free_port()}", NAMESPACE, timeout=0.5)
-
-
-# --- with Ray ----------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
