@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 import threading
 from pathlib import Path
@@ -136,6 +137,33 @@ def test_machines_of_a_provider_that_can_t_be_reached_stay_listed(
 
     # And when the access is restored, it is ended
     clouds.run(clouds.controller(), lambda: not aws.alive() and not rows(clouds))
+
+
+def test_a_pool_without_machines_can_move(
+    tmp_path: Path, ledger: RedisClient, aws: AwsBackend
+) -> None:
+    # Given a pool that had machines, and has had none for long
+    now, control, file = [0.0], Control(ledger), tmp_path / "pools.yaml"
+    file.write_text(json.dumps({"pools": [aws.document()]}))
+    control.set_pool_specs({aws.pool: aws.document()})
+    pools = PoolRegistry(Settings(home=tmp_path, pools=file), control)
+    cloud = CloudCache(pools, CloudCalls(), (), lambda: now[0])
+
+    def answered() -> bool:
+        cloud.refresh()
+        return cloud.complete
+
+    await_truth(answered)
+    pools.forget(cloud.vacated())
+    assert control.pool_specs().keys() == {aws.pool}
+    now[0] += VACATED_SECONDS
+    pools.forget(cloud.vacated())
+    assert control.pool_specs() == {}
+
+    # Then it can be in another region
+    file.write_text(json.dumps({"pools": [aws.moved()]}))
+    assert pools.refresh()
+    assert pools.specs[aws.pool].region == "eu-central-1"
 
 
 def test_a_removed_pool_is_forgotten_once_its_provider_lists_nothing(

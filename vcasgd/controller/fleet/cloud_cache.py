@@ -33,8 +33,8 @@ BOOT_REPORT_SECONDS = 5.0
 #: market is left alone for a while.
 LAUNCH_UNLISTED_SECONDS = 60.0
 NEVER_APPEARED = "never appeared; it may have been cancelled"
-#: Seconds for which the provider of a removed pool must list no machine of it until the pool is
-#: forgotten. A launch whose answer was lost with its controller is listed long before.
+#: Seconds for which the provider of a pool must list no machine of it until the pool is forgotten.
+#: A launch whose answer was lost with its controller is listed long before.
 VACATED_SECONDS = 600.0
 #: Seconds that a round waits for new lists and prices. Later ones count from the next round on.
 ANSWER_SECONDS = 0.5
@@ -73,7 +73,7 @@ class CloudCache:
         self._listings: dict[Provider[Any], _Answer[list[Machine]]] = {}
         #: Machines of removed pools whose provider can't be reached; they may still run.
         self._orphans = list(known)
-        #: When a machine of a removed pool was last seen, or the pool itself for the first time.
+        #: When a machine of each pool was last seen, or the pool itself for the first time.
         self._occupied_at: dict[str, float] = {}
         self._unlisted: dict[str, tuple[Machine, float]] = {}
         self._lapsed: list[Machine] = []
@@ -144,11 +144,11 @@ class CloudCache:
         return all(each is not None and (each.answered or each.problem) for each in listings)
 
     def vacated(self) -> list[str]:
-        """Return the removed pools that have had no machines for long enough."""
-        now, removed = self._clock(), self._pools.removed
-        self._occupied_at = {each: self._occupied_at.get(each, now) for each in removed}
+        """Return the pools that have had no machines for long enough."""
+        now, stored = self._clock(), self._pools.stored
+        self._occupied_at = {each: self._occupied_at.get(each, now) for each in stored}
         for one in (*self._listed(), *self.unlisted(), *self.ordered()):
-            if one.pool in removed:
+            if one.pool in stored:
                 self._occupied_at[one.pool] = now
         return [
             pool

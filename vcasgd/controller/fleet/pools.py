@@ -84,6 +84,11 @@ class PoolRegistry:
         return True
 
     @property
+    def stored(self) -> set[str]:
+        """Pools that may have machines."""
+        return set(self._stored)
+
+    @property
     def removed(self) -> set[str]:
         """Pools that are not in the file any more and may have machines."""
         return self._stored.keys() - self.specs.keys()
@@ -100,15 +105,16 @@ class PoolRegistry:
             self._stored |= new
 
     def forget(self, pools: Iterable[str]) -> None:
-        """Forget removed pools that have no machines. Raises :class:`StoreError`."""
-        gone = self.removed.intersection(pools)
+        """Forget pools that have no machines. Raises :class:`StoreError`."""
+        gone = self.stored.intersection(pools)
         if not gone:
             return
         self._control.forget_pool_specs(gone)
         before = set(self.providers.values())
         for name in gone:
             del self._stored[name]
-            self.providers.pop(name, None)
+            if name not in self.specs:
+                self.providers.pop(name, None)
         self.replaced += before - set(self.providers.values())
 
     @property
