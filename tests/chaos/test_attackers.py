@@ -13,20 +13,18 @@ from typing import Any
 import httpx
 import psutil
 import pytest
-from pydantic import SecretStr
 from support.attackers import ATTACKERS
 from support.counted_job import CountedJob
-from support.harness import Process
-from support.hostile import PAGES
+from support.harness import Process, worker_credentials
+from support.hostile import PAGES, Hostile, readable
 from support.joinable_stack import Volunteers, joinable_stack
+from support.stacks import server_url
 from support.waiting import await_truth
 
 import vcasgd
 from vcasgd.chaos.audited_job import counting_spec
-from vcasgd.settings import Settings
 from vcasgd.spec.access import Scope
 from vcasgd.stack import StackHome, StackState
-from vcasgd.store.admission import worker_environment
 
 #: Seconds of the attack.
 ATTACK_SECONDS = 600.0
@@ -78,14 +76,13 @@ def test_attackers_stop_neither_a_job_nor_a_page(volunteers: Volunteers, tmp_pat
         assert {name: part.restarts for name, part in state.parts.items() if part.restarts} == {}
         assert resident(state) == {}
 
-        # And the job applies each sample exactly once
         job.finish()
         assert machine.process.terminate() == 0
 
 
 def plan_of(volunteers: Volunteers, machine: str) -> dict[str, Any]:
-    """Return the credentials and addresses of the attackers."""
-    client, settings = volunteers.client, volunteers.settings
+    client, home = volunteers.client, StackHome(volunteers.settings.home_path)
+    urls = [server_url(home, name) for name in ("ledger", "tensors")]
     tokens = {
         scope.value: client.create_token(f"evil-{scope.value}", scope).token
         for scope in (Scope.READ, Scope.SUBMIT)
@@ -99,22 +96,8 @@ def plan_of(volunteers: Volunteers, machine: str) -> dict[str, Any]:
         "machine": machine,
         "version": vcasgd.__version__,
         "job": hostile.id,
-        "worker": worker_credentials(settings, volunteers.state, hostile.id),
+        "worker": worker_credentials(*urls, home.ensure_password("jobs"), hostile.id, Hostile.name),
     }
-
-
-def worker_credentials(settings: Settings, state: StackState, job: str) -> dict[str, str]:
-    home = StackHome(settings.home_path)
-
-    def url(name: str) -> SecretStr:
-        return SecretStr(f"redis://:{home.ensure_password(name)}@127.0.0.1:{state.ports[name]}/0")
-
-    platform = Settings(
-        ledger_url=url("ledger"),
-        tensors_url=url("tensors"),
-        job_secret=SecretStr(home.ensure_password("jobs")),
-    )
-    return worker_environment(platform, job, "hostile")
 
 
 def ask_everything(volunteers: Volunteers, job: str, until: float) -> list[tuple[float, str]]:
@@ -124,14 +107,9 @@ def ask_everything(volunteers: Volunteers, job: str, until: float) -> list[tuple
     headers = {"Authorization": f"Bearer {token}"}
     answers: list[tuple[float, str]] = []
     with httpx.Client(base_url=api, headers=headers, timeout=30.0, trust_env=False) as http:
-        paths = http.get("/api/v1/openapi.json").json()["paths"]
-        routes = [
-            path.replace("{job}", job)
-            for path, methods in paths.items()
-            if "get" in methods and "{machine}" not in path
-        ]
+        routes = [path.replace("{job}", job) for path in (*PAGES, *readable(http))]
         while time.monotonic() < until:
-            for url in (*PAGES, *routes):
+            for url in routes:
                 began = time.monotonic()
                 with http.stream("GET", url) as answer:
                     assert answer.status_code < 500, f"{url}: {answer.status_code}"

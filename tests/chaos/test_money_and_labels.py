@@ -29,8 +29,6 @@ pools:
 
 
 class Fleet:
-    """A stack with several pools."""
-
     def __init__(self, folder: Path, client: Client) -> None:
         self.home, self.file = folder / "home", folder / "pools.yaml"
         self.client = client
@@ -43,7 +41,6 @@ class Fleet:
         )
 
     def training_machines(self, job: CountedJob) -> set[str]:
-        """Return the pools in which the job trains now."""
         pool_of = {row.id: row.pool for row in self.client.machines()}
         fresh = time.time() - 4 * HEARTBEAT
         return {
@@ -100,7 +97,6 @@ def test_budget_pauses_the_job_before_it_is_spent(fleet: Fleet, tmp_path: Path) 
     await_truth(lambda: fleet.client.job(job.id).state == "paused")
 
     view = fleet.client.job(job.id)
-    assert view.reason is not None
     assert view.reason.startswith("stop.max_cost_usd: ")
     await_truth(lambda: not fleet.of_pool("dear"))
     cost = fleet.client.job(job.id).cost()
@@ -108,7 +104,6 @@ def test_budget_pauses_the_job_before_it_is_spent(fleet: Fleet, tmp_path: Path) 
     assert cost.on_demand_usd == pytest.approx(4 * cost.spent_usd)
     assert cost.wasted.booting.seconds > 0
 
-    # When its budget is raised
     resumed = fleet.client.job(job.id).resume(max_cost_usd=100.0)
     # On a busy computer the first snapshot may not exist yet.
     assert resumed.state == ("running" if view.started_at else "starting")

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from support.harness import AUDIT_TASK
 from support.secret_search import answers, forms, in_files, in_processes
+from support.stacks import server_url
 from support.training import TASKS
 from support.waiting import PATIENCE
 from support.wheels import write_wheel
@@ -32,7 +33,6 @@ DIGEST = f"digest {hashlib.sha256(TOKEN.encode()).hexdigest()} hello"
 
 
 def private_job(folder: Path) -> JobSpec:
-    """Return a job whose task needs two secrets, a package, and a setup command."""
     code = folder / "code"
     code.mkdir()
     key = folder / "key.pem"
@@ -86,7 +86,6 @@ def test_secrets_are_nowhere_but_in_the_jobs_workers(
         submitted = [client.submit_directory(each).id for each in (spec, failing)]
         monkeypatch.delenv("MY_TOKEN")
 
-        # When both have ended
         done, failed = (client.job(job).wait(PATIENCE) for job in submitted)
 
         # Then the task got its secrets, its package, and its file, and its output lacks the values
@@ -112,7 +111,6 @@ def test_secrets_are_nowhere_but_in_the_jobs_workers(
             assert in_processes(home.path, secret) == []
             assert [body for body in bodies if any(form in body for form in forms(secret))] == []
         # And the encrypted ones ended with the jobs
-        password, port = home.ensure_password("ledger"), state.ports["ledger"]
-        ledger = connect(f"redis://:{password}@127.0.0.1:{port}/0")
+        ledger = connect(server_url(home, "ledger"))
         assert ledger.exists(*(LedgerKeys(job).secrets for job in submitted)) == 0
         ledger.close()

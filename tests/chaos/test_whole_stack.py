@@ -14,16 +14,15 @@ from pathlib import Path
 
 import pytest
 from support.counted_job import HELD_SECONDS, CountedJob
+from support.stacks import kill_part
 from support.waiting import await_truth
 
 from vcasgd.client import Client
 from vcasgd.fleet.pools import LocalPoolSpec
-from vcasgd.fleet.providers.local.processes import kill_all
 from vcasgd.fleet.providers.local.provider import LocalProvider
 from vcasgd.schemas.fleet import WorkerRow
 from vcasgd.settings import Settings
 from vcasgd.stack import StackHome, StackState, down, running, up
-from vcasgd.stack.parts import mark
 
 pytestmark = pytest.mark.slow
 
@@ -54,20 +53,10 @@ class Stack:
 
     @cached_property
     def client(self) -> Client:
-        token = self.home.token()
-        assert token is not None
-        return Client(self.state.api_url, token)
+        return Client(self.state.api_url, self.home.token())
 
     def close(self) -> None:
         self.client.close()
-
-    def kill(self, part: str) -> None:
-        """Kill a part and all of its helpers with SIGKILL. Fails if it was not alive."""
-        process = self.state.parts[part].process
-        assert process is not None
-        assert process.alive(), f"the fault did not fire: {part} was dead already"
-        assert kill_all(mark(self.home, part), process)
-        assert not process.alive()
 
     def training_workers(self, job: str, but: Collection[str] = ()) -> dict[str, WorkerRow]:
         """Return the heartbeats of all workers, by machine, once as many train as there can be.
@@ -84,7 +73,6 @@ class Stack:
         return await_truth(all_train) or {}
 
     def await_updates(self, job: str) -> None:
-        """Wait until several more updates are applied."""
         before = self.updates(job)
         await_truth(lambda: self.updates(job) > before + SEVERAL)
 
@@ -168,7 +156,7 @@ def test_workers_continue_while_the_ray_head_is_dead(stack: Stack, job: str) -> 
     before = {name: beat.pid for name, beat in stack.training_workers(job).items()}
     restarts = stack.state.parts["head"].restarts
 
-    stack.kill("head")
+    kill_part(stack.home, "head")
 
     stack.await_updates(job)
     await_truth(lambda: stack.state.parts["head"].restarts > restarts)
@@ -182,7 +170,7 @@ def test_restarted_controller_finds_its_machines(stack: Stack, job: str) -> None
     before = {one.id for one in stack.provider.machines()}
     restarts, view = stack.state.parts["controller"].restarts, stack.client.job(job)
 
-    stack.kill("controller")
+    kill_part(stack.home, "controller")
 
     await_truth(lambda: stack.state.parts["controller"].restarts > restarts)
     await_truth(lambda: stack.state.parts["controller"].ready)
@@ -197,7 +185,6 @@ def test_job_continues_after_down_and_up(stack: Stack, job: str) -> None:
     # Given a job that was never restored
     assert "restored" not in {event.kind for event in stack.client.job(job).events()}
 
-    # When everything is stopped
     applied = stack.client.job(job).progress.samples_applied
     said: list[str] = []
     assert down(stack.settings, said.append)

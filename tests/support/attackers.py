@@ -33,6 +33,8 @@ import httpx
 from support.fuzzer import Fuzzer
 from support.hostile import Hostile
 from vcasgd.gateway.relay import PROTOCOL, first_line
+from vcasgd.store.connection import connect
+from vcasgd.store.ledger.jobs import Jobs
 
 #: Address of the attackers, so that limits for each address leave that of the honest alone.
 SOURCE = "127.0.0.66"
@@ -238,17 +240,10 @@ def joiner(plan: dict[str, Any]) -> Iterator[Counter[str]]:
         yield attack.did
 
 
-class _Credentials:
-    def __init__(self, env: dict[str, str]) -> None:
-        self._env = env
-
-    def credentials(self, _job: str, _worker: str) -> dict[str, str]:
-        return self._env
-
-
 def worker(plan: dict[str, Any]) -> Iterator[Counter[str]]:
     """Call every command and script that the credentials of a worker allow."""
-    hostile = Hostile(_Credentials(plan["worker"]), plan["job"])  # type: ignore[arg-type]
+    ledger = connect(plan["worker"]["VCASGD_LEDGER_URL"])
+    hostile = Hostile(Jobs(ledger), plan["job"], plan["worker"])
     fuzzer, did = Fuzzer(hostile, random.Random(7)), Counter[str]()
     while True:
         for _ in range(20):

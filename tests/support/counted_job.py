@@ -26,7 +26,6 @@ HELD_SECONDS = 0.5
 
 @contextmanager
 def client_of(settings: Settings) -> Iterator[Client]:
-    """Run a stack during the context, and return its client."""
     with running(settings):
         home = StackHome(settings.home_path)
         with Client(StackState.read(home.path).api_url, home.token() or "") as client:
@@ -70,15 +69,12 @@ class CountedJob:
         await_truth(lambda: self.updates() > reached + count)
 
     def machines(self) -> set[str]:
-        """Return the machines that work for it."""
         return {row.id for row in self._client.machines() if row.job == self.id}
 
     def events(self, kind: str) -> list[dict[str, Any]]:
-        """Return the details of its events of one kind."""
         return [event.details for event in self._client.job(self.id).events() if event.kind == kind]
 
     def release(self) -> None:
-        """Let it train as fast as possible to its end."""
         self._hold.unlink(missing_ok=True)
 
     def finish(self) -> JobView:

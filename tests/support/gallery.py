@@ -112,7 +112,6 @@ def with_logs(api: Api, job: str) -> None:
 
 
 def ended(api: Api, **fields: Any) -> str:
-    """Return a job that was cancelled at once."""
     job = api.submit(**fields)
     api.finish(job, JobState.CANCELLED, ended_at=time.time())
     return job

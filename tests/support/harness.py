@@ -81,7 +81,6 @@ class Child:
 
     def wait(self, timeout: float = PATIENCE) -> int:
         await_truth(lambda: not self.alive, timeout, interval=0.005)
-        assert self.status is not None
         return self.status
 
     def kill(self) -> None:
@@ -131,8 +130,6 @@ class Child:
 
 
 class Process(Child):
-    """A program with a log file."""
-
     def __init__(self, argv: list[str], log: Path, env: dict[str, str] | None = None) -> None:
         with log.open("ab") as file:
             self.child = subprocess.Popen(
@@ -158,7 +155,6 @@ class ForkedProcess(Child):
         env = {"PYTHONPATH": os.environ.get("PYTHONPATH", ""), **env}
         self.child = FORKS.Process(target=_run, args=(entry, argv, log, env), daemon=True)
         self.child.start()
-        assert self.child.pid is not None
         self.pid = self.child.pid
         await_truth(self._leads_its_group, interval=0.001)
 
@@ -283,6 +279,18 @@ class RedisServer:
         self.process.end()
 
 
+def worker_credentials(
+    ledger: str, tensors: str, secret: str, job: str, worker: str
+) -> dict[str, str]:
+    """Return the environment of a worker of a platform with these URLs and this job secret."""
+    settings = Settings(
+        ledger_url=SecretStr(ledger),
+        tensors_url=SecretStr(tensors),
+        job_secret=SecretStr(secret),
+    )
+    return worker_environment(settings, job, worker)
+
+
 class Store(Protocol):
     """A server, or a primary with its replicas."""
 
@@ -335,7 +343,6 @@ class Harness:
 
     @property
     def server(self) -> Child:
-        """The parameter server of the first store node."""
         return self.servers[0]
 
     def start_server(
@@ -352,7 +359,6 @@ class Harness:
         return self.servers[node]
 
     def start_servers(self) -> None:
-        """Start a parameter server on each store node."""
         for node in range(len(self.nodes)):
             self.start_server(node)
 
@@ -381,15 +387,11 @@ class Harness:
         self.env["VCASGD_JOB_SECRET"] = secret
 
     def credentials(self, job: str, worker: str) -> dict[str, str]:
-        """Return the environment that only this worker gets."""
         if "VCASGD_JOB_SECRET" not in self.env:
             return {}
-        settings = Settings(
-            ledger_url=SecretStr(self.env["VCASGD_LEDGER_URL"]),
-            tensors_url=SecretStr(self.env["VCASGD_TENSORS_URL"]),
-            job_secret=SecretStr(self.env["VCASGD_JOB_SECRET"]),
-        )
-        return {**worker_environment(settings, job, worker), "VCASGD_JOB_SECRET": ""}
+        names = ("VCASGD_LEDGER_URL", "VCASGD_TENSORS_URL", "VCASGD_JOB_SECRET")
+        platform = [self.env[name] for name in names]
+        return {**worker_credentials(*platform, job, worker), "VCASGD_JOB_SECRET": ""}
 
     def start_workers(self, job: str, number: int) -> list[str]:
         return [self.start_worker(job) for _ in range(number)]
@@ -480,18 +482,14 @@ class Harness:
     def start_job_when_ready(self, job: str) -> None:
         """Make the only transition that a run needs from a controller, as soon as possible."""
         await_truth(lambda: self.jobs.get(job).facts)
-        points = self.jobs.get(job).points
-        assert points is not None
-        self.jobs.set_plan(job, points)
+        self.jobs.set_plan(job, self.jobs.get(job).points)
         self.jobs.transition(job, JobState.RUNNING, [JobState.STARTING], why="facts are known")
 
     def checkpoint(self, job: str) -> str:
         """Write a checkpoint of the present snapshot, as the controller does."""
         snapshots = self.sharded(job)
         snapshots.request_pin("test")
-        await_truth(lambda: snapshots.pinned("test"))
-        whole = snapshots.pinned("test")
-        assert whole is not None
+        whole = await_truth(lambda: snapshots.pinned("test"))
         floats = partial(snapshots.pieces, whole)
         state = partial(snapshots.state_pieces, whole) if whole[-1].meta.rule_state else None
         stored = self.checkpoints(job).write(whole, self.layout(job), floats, state)
@@ -499,7 +497,6 @@ class Harness:
         return stored.name
 
     def damage_checkpoint(self, job: str, name: str) -> None:
-        """Flip one bit."""
         path = f"jobs/{job}/checkpoints/{name}"
         data = bytearray(self.storage.get(path))
         data[len(data) // 2] ^= 1
@@ -513,19 +510,15 @@ class Harness:
 
     def sharded(self, job: str) -> ShardedSnapshots:
         facts, cut = self.jobs.get(job).facts, self.cut(job)
-        assert facts is not None
         nodes = [node.connection for node in self.nodes]
         return ShardedSnapshots(nodes_of(nodes, facts.store_nodes, cut.shards, job), job, cut)
 
     def cut(self, job: str) -> Cut:
-        facts, layout = self.jobs.get(job).facts, self.layout(job)
-        assert facts is not None
-        return Cut(layout.floats, layout.parameters, facts.shards)
+        layout = self.layout(job)
+        return Cut(layout.floats, layout.parameters, self.jobs.get(job).facts.shards)
 
     def layout(self, job: str) -> Layout:
-        facts = self.jobs.get(job).facts
-        assert facts is not None
-        return Layout.from_json(facts.layout)
+        return Layout.from_json(self.jobs.get(job).facts.layout)
 
     # -- observations -----------------------------------------------------------------------
 
@@ -544,7 +537,6 @@ class Harness:
             return 0
 
     def server_heartbeat_at(self) -> float:
-        """Return the time of the parameter server's last heartbeat."""
         return float(Servers(self.ledger.connection).all()["node-0"]["at"])
 
     def events(self, job: str, kind: str) -> list[dict[str, Any]]:

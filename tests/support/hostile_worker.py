@@ -18,11 +18,6 @@ from vcasgd.worker.main import main
 ATTACK, BEGUN = "HOSTILE_ATTACK", "HOSTILE_SINCE"
 
 
-def forged_log(begun: Path) -> Path:
-    """Return the file with a byte for each update that was forged."""
-    return begun.with_suffix(".forged")
-
-
 class Forger:
     """Changes updates, float32 [floats], of a model without running statistics."""
 
@@ -37,13 +32,9 @@ class Forger:
         if not self._begun.exists():
             self._kept = update.clone()
             return update
-        with forged_log(self._begun).open("ab") as log:
-            log.write(b".")
         noise = torch.randn(len(update), generator=self._noise)
         norm = update.norm()
         match self._attack:
-            case "flip":
-                return -update
             case "scale":
                 return 8 * update
             case "random":
@@ -78,7 +69,6 @@ def _poison_momentum(begun: Path) -> None:
 
     def train(self: Learner, *arguments: Any, **options: Any) -> Trained:
         trained = honest(self, *arguments, **options)
-        assert self.optimizer is not None
         if begun.exists():
             for state in self.optimizer.state.values():
                 momentum = state["momentum_buffer"]
@@ -102,7 +92,4 @@ def _upload_garbage(begun: Path) -> None:
 
 
 #: Attacks on repetitions.
-ON_REPETITIONS = {
-    "momentum": _poison_momentum,
-    "garbage": _upload_garbage,
-}
+ON_REPETITIONS = {"momentum": _poison_momentum, "garbage": _upload_garbage}

@@ -44,7 +44,6 @@ class VolunteerMachine:
         return text in self.log.read_text()
 
     def workers(self) -> list[psutil.Process]:
-        """Return the processes of its workers."""
         children = psutil.Process(self.process.pid).children(recursive=True)
         return [each for each in children if _is_worker(each)]
 
@@ -126,17 +125,16 @@ class Volunteers:
 
 @contextmanager
 def joinable_stack(folder: Path) -> Iterator[Volunteers]:
-    """Run a stack with a pool of machines that join."""
     pools = folder / "pools.yaml"
     pools.write_text(POOLS)
     settings = own_settings(
         folder / "home", heartbeat=HEARTBEAT, pools=pools, join_port=0, join_host="127.0.0.1"
     )
-    with running(settings) as state:
-        token = StackHome(settings.home).token()
-        assert token is not None
-        with Client(state.api_url, token) as client:
-            yield Volunteers(settings, state, client)
+    with (
+        running(settings) as state,
+        Client(state.api_url, StackHome(settings.home).token()) as client,
+    ):
+        yield Volunteers(settings, state, client)
 
 
 @contextmanager

@@ -16,10 +16,8 @@ from playwright.sync_api import ConsoleMessage, Locator, Page, expect
 
 from vcasgd.cli.jobfile import load_job
 from vcasgd.client import Client
-from vcasgd.fleet.providers.local.processes import kill_all
 from vcasgd.settings import Settings
 from vcasgd.stack import StackHome, StackState
-from vcasgd.stack.parts import mark
 from vcasgd.task.package import pack
 
 ROOT = Path(__file__).parents[2]
@@ -32,8 +30,6 @@ SERIOUS = ("serious", "critical")
 
 
 class Site:
-    """Stack behind the pages."""
-
     def __init__(self, settings: Settings) -> None:
         self.home = StackHome(settings.home_path)
 
@@ -47,9 +43,7 @@ class Site:
 
     @cached_property
     def token(self) -> str:
-        token = self.home.token()
-        assert token is not None
-        return token
+        return self.home.token()
 
     @cached_property
     def client(self) -> Client:
@@ -62,13 +56,6 @@ class Site:
         """Submit a job that takes a few seconds by default."""
         spec = load_job(EXAMPLE / "demo.yaml")
         return self.client.submit_directory(spec.model_copy(update={"epochs": 3, **fields})).id
-
-    def kill_api(self) -> None:
-        """Kill the API with SIGKILL; the supervisor restarts it. Fails if it was not running."""
-        process = StackState.read(self.home.path).parts["api"].process
-        assert process is not None
-        assert process.alive(), "the fault did not fire"
-        assert kill_all(mark(self.home, "api"), process)
 
 
 class PageLog:
@@ -94,8 +81,6 @@ class PageLog:
 
 
 class Dashboard:
-    """One browser page with the dashboard."""
-
     def __init__(self, page: Page, site: Site) -> None:
         self.page = page
         self.site = site
@@ -123,7 +108,6 @@ class Dashboard:
         return page.url.rpartition("/")[2]
 
     def figure(self, name: str) -> Locator:
-        """Return the value of a figure in the job's summary."""
         return self.page.locator("dl > div", has_text=name).locator("dd").first
 
     def fraction(self) -> float:

@@ -11,8 +11,10 @@ import psutil
 
 from support.processes import processes_of
 from support.waiting import await_truth
+from vcasgd.fleet.providers.local.processes import kill_all
 from vcasgd.settings import Settings
 from vcasgd.stack import PartState, StackHome, StackState, down, is_running, up
+from vcasgd.stack.parts import mark
 from vcasgd.store.connection import RedisClient, connect
 
 #: Parts that start within a second and suffice for most tests.
@@ -83,19 +85,29 @@ class StackHarness:
         return self.part(name)
 
     def processes(self) -> list[psutil.Process]:
-        """Return all processes that have this home in their arguments or environment."""
         return processes_of(self.home)
 
     def await_end(self) -> None:
         await_truth(lambda: not self.processes() and not is_running(self.home))
 
     def ledger(self) -> RedisClient:
-        password = StackHome(self.home).ensure_password("ledger")
-        return connect(f"redis://:{password}@127.0.0.1:{self.state().ports['ledger']}/0")
+        return connect(server_url(StackHome(self.home), "ledger"))
+
+
+def server_url(home: StackHome, name: str) -> str:
+    port = StackState.read(home.path).ports[name]
+    return f"redis://:{home.ensure_password(name)}@127.0.0.1:{port}/0"
+
+
+def kill_part(home: StackHome, name: str) -> None:
+    """Kill a part of a stack and all of its helpers with SIGKILL. Fails if it was not alive."""
+    process = StackState.read(home.path).parts[name].process
+    assert process.alive(), f"the fault did not fire: {name} was dead already"
+    assert kill_all(mark(home, name), process)
+    assert not process.alive()
 
 
 def program(folder: Path, text: str) -> str:
-    """Write an executable script, and return its path."""
     path = folder / "program"
     path.write_text(text)
     path.chmod(0o755)

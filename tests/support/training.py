@@ -91,7 +91,6 @@ class Training:
         return names
 
     def release(self) -> None:
-        """Train as fast as possible until the end."""
         self._hold.unlink(missing_ok=True)
 
     def add_workers(self, number: int) -> list[str]:
@@ -138,9 +137,7 @@ class Training:
         def found() -> str | None:
             return next((name for name in names if self.is_mid_interval(name)), None)
 
-        name = await_truth(found, interval=0.002)
-        assert name is not None
-        return name
+        return await_truth(found, interval=0.002)
 
     def freeze_mid_interval(self, name: str) -> None:
         """Suspend a worker in the middle of a push interval."""
@@ -183,7 +180,6 @@ class Training:
 
         await_truth(ended, interval=0.05)
         job = self.harness.jobs.get(self.job)
-        assert job.model is not None
         self._assert_exact(self.harness.checkpoints(self.job).read(job.model).floats)
         return job
 
@@ -239,3 +235,12 @@ class Training:
     def heartbeat(self, name: str) -> Heartbeat:
         """Return a worker's last heartbeat, or an empty one."""
         return self.harness.jobs.workers.heartbeats(self.job).get(name, Heartbeat())
+
+
+def running(harness: Harness, *, applied: int = 100, **fields: Any) -> Training:
+    """Return a job that two workers train, once so many samples are applied in each shard."""
+    training = Training(harness, **fields)
+    training.start(2)
+    for shard in range(len(harness.nodes)):
+        training.await_samples(applied, shard=shard)
+    return training

@@ -17,8 +17,6 @@ SAMPLES = 100
 
 
 class Machines:
-    """Machines of one job, each with a data folder of its own."""
-
     def __init__(self, harness: Harness, epochs: int = 2) -> None:
         self.harness = harness
         self.training = Training(
@@ -62,7 +60,6 @@ def machines(harness: Harness) -> Machines:
 def test_a_late_machine_with_other_data_is_quarantined_and_the_job_goes_on(
     machines: Machines, data: Iterable[int], why: str
 ) -> None:
-    # Given a job that trains on one machine
     harness, training = machines.harness, machines.training
     first = machines.start(1, range(SAMPLES))
     training.await_samples(1)
@@ -78,7 +75,6 @@ def test_a_late_machine_with_other_data_is_quarantined_and_the_job_goes_on(
     assert why in event["text"]
     assert why in harness.jobs.workers.quarantined(training.job)[late]
 
-    # and the job ends, with every sample exactly once
     training.worker(first).thaw()
     training.await_success()
     assert training.unexplained_repeats() == 0
@@ -91,14 +87,11 @@ def test_a_job_fails_if_its_first_machine_is_the_wrong_one(harness: Harness) -> 
     machines.start(1, range(SAMPLES // 2))
     machines.training.await_samples(1)
 
-    # When all others have other data
     for number in (2, 3, 4):
         machines.start(number, range(SAMPLES))
 
-    # Then the job fails, and says why
     await_truth(lambda: harness.jobs.get(job).state is JobState.FAILED)
     reason = harness.jobs.get(job).reason
-    assert reason is not None
     assert reason.startswith("3 of the job's machines are at fault, 1 are not; the last: task: ")
 
 

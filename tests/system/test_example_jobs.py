@@ -17,7 +17,6 @@ import torch
 from numpy.typing import NDArray
 from support.batches import batches
 
-from vcasgd.errors import TaskImportError
 from vcasgd.fleet.histories import always
 from vcasgd.learning.layout import Layout
 from vcasgd.simulation.job import Conditions, Outcome, Simulation
@@ -37,7 +36,6 @@ def task_of(name: str, **args: Any) -> Task:
 
 
 def trained(name: str, *, epochs: int, update: Update | None = None, **args: Any) -> Outcome:
-    """Train with three workers and evaluate at the end."""
     job = JobSpec.load(EXAMPLES / name / "job.yaml")
     changes = {"epochs": epochs, "update": update or job.update, "args": {**job.args, **args}}
     job = job.model_copy(update=changes)
@@ -60,6 +58,7 @@ def test_a_network_learns_digits(update: Update) -> None:
     assert point.metrics["accuracy"] >= 0.955
 
 
+@pytest.mark.ci
 def test_a_support_vector_machine_learns_digits() -> None:
     (point,) = trained("svm", epochs=4).points
 
@@ -99,9 +98,6 @@ def test_a_text_may_have_any_characters(tmp_path: Path) -> None:
     # The blank, second in the alphabet, replaces all characters that aren't in it.
     assert windows[0].tolist()[2] == windows[0].tolist()[5] == 1
     assert 0 in windows.tolist()[1]
-
-
-# --- data -------------------------------------------------------------------------------------
 
 
 def test_the_split_of_digits_is_reproducible() -> None:
@@ -159,8 +155,3 @@ def test_mnist_reads_every_format(
 def test_missing_data_shows_the_download_command(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match=r"curl .*data/mnist\.npz"):
         mnist(tmp_path / "nowhere").dataset("train")
-
-
-def test_arguments_of_the_examples_are_checked() -> None:
-    with pytest.raises(TaskImportError, match="unexpected keyword argument 'depth'"):
-        task_of("digits", depth=3)

@@ -12,7 +12,7 @@ import pytest
 from support.harness import Harness, RedisServer
 from support.replicated import Replicated, replicated
 from support.servers import KINDS
-from support.training import Training
+from support.training import running
 from support.waiting import await_truth
 
 from vcasgd.store.keys import TensorKeys
@@ -22,57 +22,32 @@ from vcasgd.store.ledger.servers import Servers
 pytestmark = pytest.mark.slow
 
 
-class ReplicatedStores:
-    """The processes of a job on servers of which some have replicas."""
-
-    def __init__(
-        self, harness: Harness, nodes: list[Replicated], ledger: Replicated | None
-    ) -> None:
-        self.harness = harness
-        self.nodes = nodes
-        self._ledger = ledger
-
-    @property
-    def tensors(self) -> Replicated:
-        return self.nodes[0]
-
-    @property
-    def ledger(self) -> Replicated:
-        assert self._ledger is not None
-        return self._ledger
-
-
-Build = Callable[..., ReplicatedStores]
+Build = Callable[..., Harness]
 
 
 @pytest.fixture(params=KINDS)
 def build(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Build]:
-    """``build(tensors=1, ledger=False, strict=True, …)``; ``tensors`` counts store nodes."""
+    """``build(tensors=1, ledger=False, strict=True, …)`` returns the processes of a job on servers
+    with replicas; ``tensors`` counts store nodes."""
     with ExitStack() as stack:
-        made: list[ReplicatedStores] = []
 
-        def make(*, tensors: int = 0, ledger: bool = False, **options: Any) -> ReplicatedStores:
+        def make(*, tensors: int = 0, ledger: bool = False, **options: Any) -> Harness:
             def service(name: str, durable: bool) -> Replicated:
-                folder = tmp_path / name
-                return stack.enter_context(
-                    replicated(folder, request.param, durable=durable, **options)
-                )
+                made = replicated(tmp_path / name, request.param, durable=durable, **options)
+                return stack.enter_context(made)
 
             nodes = [service(f"tensors-{node}", False) for node in range(tensors)]
             first = service("ledger", True) if ledger else None
             # Leases outlive a failover, so nothing is trained again because of an expired one.
             harness = Harness(tmp_path, heartbeat=1.0, tensors=nodes, ledger=first)
+            stack.callback(lambda: sys.stdout.write(harness.logs()))
             stack.callback(harness.end)
-            made.append(ReplicatedStores(harness, nodes, first))
-            return made[-1]
+            return harness
 
         yield make
-        for stores in made:
-            sys.stdout.write(stores.harness.logs())
 
 
 def fail_over(service: Replicated) -> None:
-    """Kill the primary; restart it as a replica once the old replica is promoted."""
     old, new = service.kill_primary()
     service.restart(old)
     assert service.primary is new
@@ -81,74 +56,58 @@ def fail_over(service: Replicated) -> None:
 
 @pytest.mark.extended
 def test_the_primary_of_the_tensors_dies_while_workers_push(build: Build) -> None:
-    # Given a running job on a tensors server with a replica
-    stores = build(tensors=1)
-    training = Training(stores.harness, samples=800)
-    training.start(2)
-    training.await_more_samples(100)
+    harness = build(tensors=1)
+    training = running(harness, samples=800)
 
     # When its primary is killed, and later the promoted one
     for _ in range(2):
-        fail_over(stores.tensors)
+        fail_over(harness.tensors)
         training.await_more_samples(training.interval)
 
-    # Then every sample is applied exactly once, and no work was wasted
     training.finish()
     assert training.unexplained_repeats() == 0
-    assert stores.harness.server.alive
-    assert stores.harness.events(training.job, "restored") == []
+    assert harness.server.alive
+    assert harness.events(training.job, "restored") == []
 
 
 @pytest.mark.extended
 def test_two_store_nodes_fail_over_independently(build: Build) -> None:
-    # Given a running job on two store nodes with a replica each
-    stores = build(tensors=2)
-    training = Training(stores.harness, samples=800)
-    training.start(2)
-    training.await_more_samples(100)
+    harness = build(tensors=2)
+    training = running(harness, samples=800)
 
-    # When one primary dies after the other
     for node in (1, 0):
-        fail_over(stores.nodes[node])
+        fail_over(harness.nodes[node])
         training.await_more_samples(training.interval, shard=node)
 
     # Then every sample is applied exactly once in each shard, and none came from a checkpoint
     training.finish()
-    assert stores.harness.events(training.job, "restored") == []
-    assert stores.harness.events(training.job, "restarted") == []
+    assert harness.events(training.job, "restored") == []
+    assert harness.events(training.job, "restarted") == []
 
 
 def test_the_primary_of_the_tensors_and_the_parameter_server_die_together(build: Build) -> None:
-    # Given a job without any checkpoint
-    stores = build(tensors=1)
-    training = Training(stores.harness, samples=600)
-    training.start(2)
-    training.await_more_samples(200)
+    harness = build(tensors=1)
+    training = running(harness, applied=200, samples=600)
 
     # When every copy of its model except the replica's dies
-    stores.harness.server.kill()
-    fail_over(stores.tensors)
-    stores.harness.start_server()
+    harness.server.kill()
+    fail_over(harness.tensors)
+    harness.start_server()
 
     # Then it resumes: applied updates are kept, and the others are pushed again
     training.finish()
-    assert stores.harness.events(training.job, "restarted") == []
+    assert harness.events(training.job, "restarted") == []
     assert training.unexplained_repeats() == 0
 
 
 @pytest.mark.ci
 def test_the_primary_of_the_ledger_dies_while_workers_push(build: Build) -> None:
-    # Given a running job on a ledger with a replica
-    stores = build(ledger=True)
-    harness = stores.harness
-    training = Training(harness, samples=800, subtasks=8)
-    training.start(2)
-    training.await_more_samples(100)
+    harness = build(ledger=True)
+    training = running(harness, samples=800, subtasks=8)
     events, tokens = harness.jobs.events(training.job), harness.jobs.work(training.job)["tokens"]
-    beat = Servers(stores.ledger.connection).all()["node-0"]["token"]
+    beat = Servers(harness.ledger.connection).all()["node-0"]["token"]
 
-    # When its primary is killed
-    fail_over(stores.ledger)
+    fail_over(harness.ledger)
 
     # Then the history continues, and no token is used twice
     await_truth(lambda: harness.jobs.get(training.job).state is JobState.RUNNING)
@@ -157,28 +116,22 @@ def test_the_primary_of_the_ledger_dies_while_workers_push(build: Build) -> None
     assert harness.jobs.work(training.job)["tokens"] >= tokens
     harness.server.kill()
     harness.start_server()
-    await_truth(lambda: Servers(stores.ledger.connection).all()["node-0"]["token"] > beat)
+    await_truth(lambda: Servers(harness.ledger.connection).all()["node-0"]["token"] > beat)
 
 
 @pytest.mark.extended
 def test_training_continues_without_the_replica_and_the_job_reports_it(build: Build) -> None:
     # Given a job whose tensors server doesn't require a replica
-    stores = build(tensors=1, strict=False, replica_timeout=1.0)
-    harness = stores.harness
-    training = Training(harness, samples=1200)
-    training.start(2)
-    training.await_more_samples(100)
+    harness = build(tensors=1, strict=False, replica_timeout=1.0)
+    training = running(harness, samples=1200)
 
-    # When the replica dies
-    replica = stores.tensors.replica
+    replica = harness.tensors.replica
     replica.kill()
 
-    # Then an event reports it, and updates are still applied
     await_truth(lambda: harness.events(training.job, "unreplicated"))
     await_truth(lambda: Servers(harness.ledger.connection).all()["node-0"]["unreplicated"])
     training.await_more_samples(100)
 
-    # and another event reports its return
     replica.start()
     await_truth(lambda: harness.events(training.job, "replicated"))
     training.finish()
@@ -189,11 +142,9 @@ def test_training_continues_without_the_replica_and_the_job_reports_it(build: Bu
 def test_updates_that_the_replica_lacks_are_pushed_again(build: Build) -> None:
     """The replica lags while the primary and the parameter server die."""
     # Given a job whose replica is disconnected, and updates that only the primary has applied
-    stores = build(tensors=1, strict=False)
-    harness, tensors = stores.harness, stores.tensors
-    training = Training(harness, samples=600)
-    names = training.start(2)
-    training.await_more_samples(200)
+    harness = build(tensors=1, strict=False)
+    tensors = harness.tensors
+    training, names = running(harness, applied=200, samples=600), harness.workers
     old, replica = tensors.primary, tensors.replica
     cut_off(replica)
     applied = TensorKeys(training.job).applied
@@ -204,7 +155,6 @@ def test_updates_that_the_replica_lacks_are_pushed_again(build: Build) -> None:
 
     await_truth(ahead, interval=0.005)
 
-    # When the primary and the parameter server die
     harness.server.kill()
     newest, behind = (int(node.connection.hget(applied, "version")) for node in (old, replica))
     tensors.kill_primary()

@@ -77,8 +77,7 @@ def fuzz(harness: Harness, calls: int, seed: int) -> None:
     chooser, made, accepted, jobs = random.Random(seed), 0, 0, []
     try:
         while made < calls:
-            hostile = Hostile(harness, hostile_job(harness, trains=len(jobs) % 2 == 0))
-            hostile.sign_in(tensors=True)
+            hostile = Hostile.of(harness, hostile_job(harness, trains=len(jobs) % 2 == 0))
             fuzzer, own = Fuzzer(hostile, chooser), 0
             while own < CALLS_OF_A_JOB and fuzzer.call():
                 own += 1

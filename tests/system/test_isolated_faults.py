@@ -15,7 +15,9 @@ from vcasgd.store.keys import TensorKeys
 @pytest.mark.parametrize("harness", [0.25], indirect=True)
 def test_a_data_set_with_methods_of_its_own_keeps_its_leases(harness: Harness) -> None:
     # A subtask takes more than a lease, which is eight heartbeats.
-    training = Training(harness, task="named:NamedAudit", samples=200, subtasks=2, step_seconds=0.2)
+    training = Training(
+        harness, task="named:NamedAudit", samples=80, epochs=1, subtasks=1, step_seconds=0.2
+    )
     (name,) = training.start_with_job_loop(1)
     await_truth(lambda: training.heartbeat(name).samples)
 
@@ -25,7 +27,6 @@ def test_a_data_set_with_methods_of_its_own_keeps_its_leases(harness: Harness) -
 
 
 def test_a_full_ledger_lets_jobs_go_on_and_accepts_no_new_ones(harness: Harness) -> None:
-    # Given a job that trains
     training = Training(harness, samples=200)
     training.start_with_job_loop()
 
@@ -43,12 +44,10 @@ def test_a_full_ledger_lets_jobs_go_on_and_accepts_no_new_ones(harness: Harness)
     server = harness.start_server()
     training.add_workers(1)
 
-    # And it ends, with all its samples
     training.await_success()
     assert server.alive
     assert _is_full(ledger)
 
-    # And when memory is free again, new jobs are accepted
     ledger.delete("filler")
     Training(harness)
 
@@ -152,7 +151,6 @@ def test_a_frozen_ledger_does_not_delay_updates(harness: Harness) -> None:
     log = harness.home / "server-0.log"
     assert "does not answer" not in log.read_text()
 
-    # When the ledger is frozen
     harness.ledger.process.freeze()  # type: ignore[attr-defined]
     # Known before the first wait, in which the second job goes on.
     reached = [harness.applied(job.job) for job in jobs]

@@ -20,22 +20,6 @@ def assert_complete(training: Training, trained: int) -> None:
     assert sum(harness.vector(training.job).tolist()) == trained
 
 
-def test_a_worker_that_leaves_in_an_interval_pushes_its_residual(harness: Harness) -> None:
-    # Given a worker that trains
-    training = Training(harness, samples=300, epochs=1, subtasks=1, push_every=4, update=PARTITION)
-    (leaver,) = training.start(1)
-    training.await_steps(leaver, 6)
-
-    # When it is asked to leave
-    assert training.worker(leaver).terminate() == 0
-
-    # Then everything it trained is in the model
-    trained = BATCH * len(training.steps_of(leaver))
-    await_truth(lambda: harness.applied(training.job) == trained)
-    assert 0 < trained < training.total
-    assert_complete(training, trained)
-
-
 def test_a_leaving_worker_makes_one_more_step_for_its_residual(harness: Harness) -> None:
     # Given a worker that has pushed and waits for a suspended parameter server
     training = Training(harness, samples=300, epochs=1, subtasks=1, push_every=2, update=PARTITION)
@@ -50,11 +34,9 @@ def test_a_leaving_worker_makes_one_more_step_for_its_residual(harness: Harness)
 
     await_truth(waits)
 
-    # When it is asked to leave
     assert training.worker(leaver).terminate() == 0
     harness.server.thaw()
 
-    # Then it makes one more step, and everything it trained is in the model
     assert len(training.steps_of(leaver)) == before + 1
     await_truth(lambda: harness.applied(training.job) == BATCH * (before + 1))
     assert_complete(training, BATCH * (before + 1))
@@ -73,6 +55,5 @@ def test_the_end_of_a_job_leaves_no_residual(harness: Harness) -> None:
     )
     training.start(2)
 
-    # Then the model is exact when the job is complete
     training.finish()
     assert training.unexplained_repeats() == 0

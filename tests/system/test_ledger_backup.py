@@ -6,7 +6,7 @@ import shutil
 from pathlib import Path
 
 from support.harness import Harness, RedisServer
-from support.training import Training
+from support.training import Training, running
 from support.waiting import await_truth
 
 #: Seconds per local step: the backup becomes old while little is trained.
@@ -46,9 +46,7 @@ def known_samples(training: Training) -> int:
 
 def test_training_goes_on_with_a_restored_ledger(harness: Harness) -> None:
     # Given a job, a snapshot of the ledger, and training after it
-    training = Training(harness, samples=400, epochs=3, step_seconds=STEP_SECONDS)
-    training.start(workers=2)
-    training.await_samples(60)
+    training = running(harness, applied=60, samples=400, epochs=3, step_seconds=STEP_SECONDS)
     disk = LedgerDisk(harness)
     snapshot = disk.snapshot()
     copied = known_samples(training)
@@ -62,15 +60,12 @@ def test_training_goes_on_with_a_restored_ledger(harness: Harness) -> None:
     assert known_samples(training) < known, "the ledger is not older"
     harness.server.thaw()
 
-    # Then the job goes on, and each sample is applied once in each epoch
     training.finish()
 
 
 def test_job_continues_with_a_restored_ledger_after_everything_is_lost(harness: Harness) -> None:
     # Given a job with a checkpoint that is newer than the snapshot of the ledger
-    training = Training(harness, samples=400, epochs=3, step_seconds=STEP_SECONDS)
-    training.start(workers=2)
-    training.await_samples(60)
+    training = running(harness, applied=60, samples=400, epochs=3, step_seconds=STEP_SECONDS)
     disk = LedgerDisk(harness)
     snapshot = disk.snapshot()
     training.await_more_samples(200)
@@ -87,7 +82,6 @@ def test_job_continues_with_a_restored_ledger_after_everything_is_lost(harness: 
     disk.replace(snapshot)
     tensors.start()
 
-    # Then the job continues from the checkpoint, and each sample is applied once in each epoch
     harness.start_server()
     training.add_workers(2)
     training.finish()

@@ -11,7 +11,6 @@ from vcasgd.store.tensors.snapshot_index import delete_job, scan_jobs
 
 
 def stored(harness: Harness) -> set[str]:
-    """Return the jobs with data on any tensors server."""
     return {job for node in harness.nodes for job in scan_jobs(node.connection, 0)[1]}
 
 
@@ -37,7 +36,6 @@ def test_a_job_that_ends_between_two_controllers_leaves_nothing(sharded: Harness
     harness.start_servers()
     harness.start_job_loop()
 
-    # Then its data goes, and nothing else
     await_truth(lambda: ended.job not in stored(harness))
     assert stored(harness) == {other.job, "another-abc234"}
     other.await_more_samples(other.interval)

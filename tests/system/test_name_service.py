@@ -85,7 +85,6 @@ def test_a_worker_whose_names_do_not_resolve_goes_on_when_they_do(harness: Harne
     names.publish()
     published_at = time.time()
 
-    # Then the same process goes on, and each sample counts once
     await_truth(lambda: (training.heartbeat(victim).at or 0.0) > published_at)
     training.await_steps(victim, len(training.steps_of(victim)) + 3)
     assert training.worker(victim).alive

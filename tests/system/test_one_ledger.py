@@ -2,32 +2,28 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-
 import pytest
-from support.harness import Harness
+from support.harness import ForkedProcess, Harness
 
 from vcasgd.store import keys as names
 from vcasgd.store.ledger.control import DATA_FORMAT, Control
 
 
-@pytest.mark.parametrize("module", ["parameter_server.main", "controller.main", "api"])
-@pytest.mark.ci
+def refused(harness: Harness, cluster: str, entry: str) -> str:
+    """Return what a process says that must not start."""
+    log = harness.home / "refused.log"
+    env = {**harness.env, "VCASGD_CLUSTER": cluster, "VCASGD_TOKEN": "a-token"}
+    assert ForkedProcess(entry, [], log, env).wait() == 1
+    return log.read_text()
+
+
+@pytest.mark.parametrize("module", ["parameter_server.main", "controller.main", "api.__main__"])
 def test_a_process_of_another_cluster_does_not_start(harness: Harness, module: str) -> None:
     Control(harness.ledger.connection).claim("ours")
 
-    done = subprocess.run(
-        [sys.executable, "-m", f"vcasgd.{module}"],
-        env={**os.environ, **harness.env, "VCASGD_CLUSTER": "theirs", "VCASGD_TOKEN": "a-token"},
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
+    said = refused(harness, "theirs", f"vcasgd.{module}:main")
 
-    assert done.returncode == 1
-    assert "the ledger belongs to cluster ours, not to theirs" in done.stderr + done.stdout
+    assert "the ledger belongs to cluster ours, not to theirs" in said
 
 
 def test_data_of_a_newer_version_are_refused_by_each_process(harness: Harness) -> None:
@@ -35,16 +31,8 @@ def test_data_of_a_newer_version_are_refused_by_each_process(harness: Harness) -
     Control(ledger).claim("ours")
     ledger.hset(names.DATA_FORMAT, mapping={"format": DATA_FORMAT + 1, "version": "9.1.0"})
 
-    done = subprocess.run(
-        [sys.executable, "-m", "vcasgd.api"],
-        env={**os.environ, **harness.env, "VCASGD_CLUSTER": "ours", "VCASGD_TOKEN": "a-token"},
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
+    said = refused(harness, "ours", "vcasgd.api.__main__:main")
 
-    said = done.stderr + done.stdout
-    assert done.returncode == 1
     assert f"data of format {DATA_FORMAT + 1}, which vcasgd 9.1.0 wrote" in said
     assert "install vcasgd 9.1.0" in said
 

@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from support.counted_job import CountedJob, client_of
+from support.stacks import kill_part
 from support.waiting import await_truth
 
 from vcasgd.chaos.audited_job import FINISH_SECONDS
 from vcasgd.client import Client
-from vcasgd.fleet.providers.local.processes import kill_all
 from vcasgd.schemas.fleet import WorkerRow
 from vcasgd.settings import Settings
-from vcasgd.stack import StackHome, StackState
-from vcasgd.stack.parts import mark
+from vcasgd.stack import StackHome
+
+pytestmark = [pytest.mark.slow, pytest.mark.extended, pytest.mark.timeout(1800)]
 
 #: Parameters whose exchange takes much longer than a local step.
 PADDING, STEP_SECONDS = 20_000_000, 0.02
@@ -24,68 +26,62 @@ PADDING, STEP_SECONDS = 20_000_000, 0.02
 SEVERAL = 3
 
 
-@pytest.mark.slow
-@pytest.mark.extended
 @pytest.mark.ci
-@pytest.mark.timeout(1800)
 def test_nothing_is_lost_when_parts_die_around_a_copy(tmp_path: Path) -> None:
-    settings = Settings(home=tmp_path / "home", api_port=0, local_capacity=1, heartbeat=0.5)
+    settings = settings_of(tmp_path, workers=1)
     with client_of(settings) as client:
         # Given a worker that is alone
-        job = CountedJob(
-            client, tmp_path, epochs=20, step_seconds=STEP_SECONDS, padding=PADDING,
-            update={"rule": "rounds"}, push_every=None, subtasks_per_epoch=2,
-            workers={"min": 1, "max": 1}, evaluate={"every": "1h"},
-        )  # fmt: skip
+        job = job_of(client, tmp_path, workers=1, subtasks_per_epoch=2)
 
-        # When the worker's process, the parameter server, and the tensors server die while it
-        # pushes without fetching
-        for victim in ("worker", "server", "tensors"):
-            row = await_truth(Copying(client, job.id))
-            if victim == "worker":
-                os.kill(row.pid, signal.SIGKILL)
-            else:
-                kill(settings, victim)
-            job.await_updates(1)
-
-        # Then every sample was applied exactly once in each epoch
-        view = job.finish()
-        assert view.progress.samples_repeated == 0
+        kill_each(settings, job, lambda: Copying(client, job.id))
+        assert job.finish().progress.samples_repeated == 0
 
 
-@pytest.mark.slow
-@pytest.mark.extended
-@pytest.mark.timeout(1800)
 @pytest.mark.parametrize("codec", [pytest.param("auto", marks=pytest.mark.ci), "int2"])
 def test_nothing_is_lost_when_parts_die_while_workers_push_in_turn(
     tmp_path: Path, codec: str
 ) -> None:
-    settings = Settings(home=tmp_path / "home", api_port=0, local_capacity=2, heartbeat=0.5)
+    settings = settings_of(tmp_path, workers=2)
     with client_of(settings) as client:
         # Given two workers that push shards of a model in turn
-        job = CountedJob(
-            client, tmp_path, epochs=20, step_seconds=STEP_SECONDS, padding=PADDING,
-            update={"rule": "rounds", "codec": codec}, push_every=None,
-            subtasks_per_epoch=4,
-            workers={"min": 2, "max": 2}, evaluate={"every": "1h"},
-        )  # fmt: skip
+        job = job_of(client, tmp_path, workers=2, subtasks_per_epoch=4, codec=codec)
 
-        # When one's process, the parameter server, and the tensors server die while both push
-        for victim in ("worker", "server", "tensors"):
-            row = await_truth(Taking(client, job.id))
-            if victim == "worker":
-                os.kill(row.pid, signal.SIGKILL)
-            else:
-                kill(settings, victim)
-            job.await_updates(1)
+        kill_each(settings, job, lambda: Taking(client, job.id))
 
-        # Then the record has every sample exactly once in each epoch
         job.release()
         view = client.job(job.id).wait(FINISH_SECONDS)
         assert view.state == "succeeded", view.reason
         progress = view.progress
         assert progress.samples_applied == (progress.samples_expected or 0) > 0
         assert (progress.samples_repeated, progress.samples_lost) == (0, 0)
+
+
+def settings_of(folder: Path, workers: int) -> Settings:
+    return Settings(home=folder / "home", api_port=0, local_capacity=workers, heartbeat=0.5)
+
+
+def job_of(
+    client: Client, folder: Path, *, workers: int, subtasks_per_epoch: int, codec: str = "auto"
+) -> CountedJob:
+    return CountedJob(
+        client, folder, epochs=20, step_seconds=STEP_SECONDS, padding=PADDING,
+        update={"rule": "rounds", "codec": codec}, push_every=None, evaluate={"every": "1h"},
+        subtasks_per_epoch=subtasks_per_epoch, workers={"min": workers, "max": workers},
+    )  # fmt: skip
+
+
+def kill_each(
+    settings: Settings, job: CountedJob, find: Callable[[], Callable[[], WorkerRow | None]]
+) -> None:
+    """Kill a worker's process that ``find`` waits for, the parameter server, and the tensors
+    server, one after the other."""
+    for victim in ("worker", "server", "tensors"):
+        row = await_truth(find())
+        if victim == "worker":
+            os.kill(row.pid, signal.SIGKILL)
+        else:
+            kill_part(StackHome(settings.home_path), victim)
+        job.await_updates(1)
 
 
 class Taking:
@@ -119,12 +115,3 @@ class Copying:
         if first is None or (first.pid, first.fetched_bytes) != (row.pid, row.fetched_bytes):
             self._first = first = row
         return row if row.pushes >= first.pushes + SEVERAL else None
-
-
-def kill(settings: Settings, part: str) -> None:
-    """Kill a part of the stack with SIGKILL. Fails if it was not alive."""
-    home = StackHome(settings.home_path)
-    process = StackState.read(home.path).parts[part].process
-    assert process is not None
-    assert process.alive()
-    assert kill_all(mark(home, part), process)

@@ -15,7 +15,6 @@ _PLANTED = "import pathlib\npathlib.Path({marker!r}).touch()\nfrom original impo
 
 
 def plant(cache: Path, digest: str, marker: Path) -> None:
-    """Write a package that behaves as the job's own and leaves a marker."""
     folder = cache / digest
     folder.mkdir(parents=True)
     for source in TASKS.glob("*.py"):
@@ -39,7 +38,6 @@ def test_code_that_another_user_left_is_not_run(
     cache = f"vcasgd-packages-{os.getuid()}" if shared == temporary else "vcasgd/packages"
     plant(shared / cache, harness.jobs.get(training.job).package, marker)
 
-    # When a worker trains the job
     places = {"VCASGD_CACHE_DIR": "", "TMPDIR": str(temporary), "HOME": str(home)}
     argv = ["--job", training.job, "--worker", "worker-1"]
     worker = Process(
@@ -55,6 +53,5 @@ def test_code_that_another_user_left_is_not_run(
     finally:
         worker.end()
 
-    # Then it runs the job's own code
     training.await_success()
     assert not marker.exists()

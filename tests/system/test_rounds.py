@@ -17,7 +17,6 @@ def start(harness: Harness, workers: int, push_every: int | None = 4) -> tuple[T
 
 
 def members(harness: Harness, job: str) -> int:
-    """Return the number of workers in the last round."""
     return harness.snapshots(job).read().meta.round.workers
 
 
@@ -42,7 +41,7 @@ def test_workers_train_from_the_same_version(harness: Harness) -> None:
 
 def test_exchanges_are_measured_if_a_subtask_is_one_interval(harness: Harness) -> None:
     training = Training(
-        harness, samples=600, subtasks=60, push_every=8, step_seconds=0.01, update=ROUNDS
+        harness, samples=300, subtasks=30, push_every=8, step_seconds=0.01, update=ROUNDS
     )
     training.start(2)
 

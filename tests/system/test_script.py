@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import subprocess
+import runpy
 import sys
 import textwrap
 from collections.abc import Iterator
@@ -11,14 +11,13 @@ from pathlib import Path
 import pytest
 import torch
 from support.harness import Harness
-from support.training import TASKS, Training
+from support.training import Training
 
 from vcasgd.errors import NonFiniteLoss, SpecError, TaskImportError, UserCodeError
 from vcasgd.learning.precision import MAX_SKIPPED
 from vcasgd.learning.training import batch_size_of
 from vcasgd.session.script import ScriptTask, load
 from vcasgd.spec.job import JobSpec
-from vcasgd.task.task import Task
 from vcasgd.worker.interval import Base
 from vcasgd.worker.learner import Learner
 
@@ -57,7 +56,9 @@ for batch in session.loader(data, batch_size=2):
 
 
 @pytest.mark.parametrize("harness", [0.25], indirect=True, ids=["short leases"])
-@pytest.mark.parametrize("script", ["counting.py", "accumulating.py"])
+@pytest.mark.parametrize(
+    "script", ["counting.py", pytest.param("accumulating.py", marks=pytest.mark.ci)]
+)
 def test_workers_that_run_a_script_are_killed_and_every_sample_counts_once(
     harness: Harness, script: str
 ) -> None:
@@ -67,7 +68,6 @@ def test_workers_that_run_a_script_are_killed_and_every_sample_counts_once(
     killed, _ = training.start(2)
     harness.start_job_loop()
 
-    # When one of them is killed in the middle of a push interval
     training.freeze_mid_interval(killed)
     training.worker(killed).kill()
 
@@ -76,27 +76,9 @@ def test_workers_that_run_a_script_are_killed_and_every_sample_counts_once(
     job = training.await_success()
     assert 0 < training.repeated_samples() <= training.most_repeated_samples()
 
-    # and so does what each step has logged
     assert job.totals["logged"]["samples"][0] == job.totals["samples"]
 
-    # and the script's own function has evaluated the model
     assert job.evaluations[-1].metrics["applied"] == 2.0
-
-
-def test_the_same_script_trains_without_workers(tmp_path: Path) -> None:
-    words = ["--samples", "20", "--batch_size", "5", "--trace", str(tmp_path / "trace")]
-
-    done = subprocess.run(
-        [sys.executable, str(TASKS / "counting.py"), *words],
-        capture_output=True,
-        text=True,
-        check=True,
-        timeout=120,
-    )
-
-    assert done.stdout == (
-        "epoch 1: applied 1.0000, samples 5.0000\nthe end: {'applied': 1.0, 'count': 20.0}\n"
-    )
 
 
 # --- in this process, without a network ------------------------------------------------
@@ -112,7 +94,6 @@ class Scripts:
     def task(self, code: str, **args: object) -> ScriptTask:
         (self._directory / "train.py").write_text(textwrap.dedent(code))
         task = load("train.py", dict(args), self._directory)
-        assert isinstance(task, ScriptTask)
         self._tasks.append(task)
         return task
 
@@ -152,10 +133,8 @@ def test_a_worker_that_is_asked_to_leave_ends_the_script_in_its_loop(harness: Ha
     (leaver,) = training.start(1)
     training.await_steps(leaver, 20)
 
-    # When it is asked to leave
     assert training.worker(leaver).terminate() == 0
 
-    # Then no code after the loop has run
     assert len(training.steps_of(leaver)) >= 20
     assert "the end:" not in (harness.home / f"{leaver}.log").read_text()
 
@@ -320,32 +299,22 @@ def test_a_loop_that_counts_its_batches_itself_is_refused(
         interval(learner)
 
 
-def test_an_accumulating_loop_trains_without_workers(tmp_path: Path) -> None:
+def test_an_accumulating_loop_trains_without_workers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     # Given an epoch of 3 steps, the last one of 2 batches
     code = OVERFLOWING.replace("* 8", "* 20").replace(
-        "for batch in", "before = float(model.weight)\nfor batch in"
+        "for batch in", "before = model.weight.item()\nfor batch in"
     )
-    (tmp_path / "train.py").write_text(code + "print(before - float(model.weight))")
+    (tmp_path / "train.py").write_text(code + "print(before - model.weight.item())")
 
-    done = subprocess.run(
-        [sys.executable, "train.py"], cwd=tmp_path, check=True, capture_output=True, text=True
-    )
+    monkeypatch.chdir(tmp_path)
+    runpy.run_path("train.py")
 
     # Then only the last one, after two halvings of the scale, changes the weight
-    *steps, change = done.stdout.splitlines()
+    *steps, change = capsys.readouterr().out.splitlines()
     assert steps == [f"{[2] * count} True" for count in (4, 8, 10)]
     assert float(change) == pytest.approx(16 * 2 / 4, rel=1e-4)
-
-
-def test_the_model_is_evaluated_between_two_batches(scripts: Scripts) -> None:
-    learner = scripts.learner(HEAD + LOOP)
-    interval(learner)
-
-    floats, integers = torch.tensor([3.0]), torch.empty(0, dtype=torch.int64)
-    judged = learner.evaluate(floats, integers, should_stop=lambda: False, on_step=lambda: None)
-
-    assert judged == {"loss": 3.0, "count": 8.0}
-    assert interval(learner) == -2
 
 
 def test_the_first_model_is_the_one_before_any_training(scripts: Scripts) -> None:
@@ -456,10 +425,3 @@ def test_a_waiting_script_can_be_ended(scripts: Scripts, tmp_path: Path) -> None
     assert task.ended
     assert reached.exists()
     assert not behind.exists()
-
-
-def test_a_class_is_still_a_task(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "path", [*sys.path])
-    (tmp_path / "task_beside_scripts.py").write_text("import vcasgd\nclass Mine(vcasgd.Task): ...")
-
-    assert isinstance(load("task_beside_scripts:Mine", {}, tmp_path), Task)

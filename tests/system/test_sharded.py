@@ -10,7 +10,7 @@ from contextlib import suppress
 
 import pytest
 from support.harness import Harness
-from support.training import Training
+from support.training import Training, running
 from support.waiting import PATIENCE, await_truth
 
 from vcasgd.errors import SnapshotMissing
@@ -22,17 +22,7 @@ WAITING_SECONDS = 2.0
 
 
 def events(training: Training, kind: str) -> list[int]:
-    """Return the shards with events of a kind."""
     return [each["details"]["shard"] for each in training.harness.events(training.job, kind)]
-
-
-def await_samples_everywhere(training: Training, samples: int) -> None:
-    """Wait until so many samples are applied in each shard; some servers start later than others.
-
-    Without its first update, a shard whose servers are lost begins again.
-    """
-    for shard in SHARDS:
-        training.await_samples(samples, shard=shard)
 
 
 def advance_without(training: Training, node: int, before: int) -> None:
@@ -45,7 +35,6 @@ def advance_without(training: Training, node: int, before: int) -> None:
 
 
 def kill_during_push(training: Training, node: int) -> None:
-    """Kill a tensors server in the middle of a push."""
     process = training.harness.nodes[node].process
     before = training.harness.applied(training.job, node)
     process.freeze()
@@ -83,13 +72,11 @@ def test_evaluations_between_epochs_combine_all_nodes(sharded: Harness) -> None:
 
     job = training.await_success()
 
-    # Then each evaluation has the parts of all nodes, at the point or after it
     assert len(job.evaluations) >= 2
     for each in job.evaluations:
         assert len(each.versions) == 3
         assert (each.samples or 0) >= each.number
         assert each.metrics["applied"] >= (each.samples or 0) / 400 - 1e-6
-    # and the last one is exact
     assert job.evaluations[-1].number == job.evaluations[-1].samples == 700
     assert job.evaluations[-1].metrics["applied"] == pytest.approx(700 / 400)
     assert job.reason == "all 700 samples are done"
@@ -98,9 +85,7 @@ def test_evaluations_between_epochs_combine_all_nodes(sharded: Harness) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("node", [pytest.param(0, marks=pytest.mark.extended), 1])
 def test_a_tensors_server_killed_in_the_middle_of_a_push(sharded: Harness, node: int) -> None:
-    training = Training(sharded)
-    training.start(workers=2)
-    await_samples_everywhere(training, 60)
+    training = running(sharded, applied=60)
 
     # When the others have advanced without it
     kill_during_push(training, node)
@@ -115,9 +100,7 @@ def test_a_tensors_server_killed_in_the_middle_of_a_push(sharded: Harness, node:
 @pytest.mark.slow
 @pytest.mark.parametrize("node", [pytest.param(0, marks=pytest.mark.extended), 2])
 def test_a_parameter_server_killed(sharded: Harness, node: int) -> None:
-    training = Training(sharded)
-    training.start(workers=2)
-    await_samples_everywhere(training, 60)
+    training = running(sharded, applied=60)
 
     before = sharded.applied(training.job, node)
     sharded.servers[node].kill()
@@ -130,15 +113,11 @@ def test_a_parameter_server_killed(sharded: Harness, node: int) -> None:
 @pytest.mark.slow
 @pytest.mark.ci
 def test_one_shard_returns_to_a_checkpoint_and_the_others_stay_ahead(sharded: Harness) -> None:
-    # Given a checkpoint, and updates after it
-    training = Training(sharded, samples=800)
-    training.start(workers=2)
-    await_samples_everywhere(training, 60)
+    training = running(sharded, applied=60, samples=800)
     sharded.checkpoint(training.job)
     # More than workers keep, and in this shard, which may be behind.
     training.await_more_samples(100, shard=1)
 
-    # When both servers of a node die
     kill_during_push(training, 1)
     sharded.servers[1].kill()
 
@@ -156,9 +135,7 @@ def test_one_shard_returns_to_a_checkpoint_and_the_others_stay_ahead(sharded: Ha
 
 @pytest.mark.slow
 def test_one_shard_restarts_without_a_checkpoint(sharded: Harness) -> None:
-    training = Training(sharded)
-    training.start(workers=2)
-    await_samples_everywhere(training, 60)
+    training = running(sharded, applied=60)
 
     before = sharded.applied(training.job, 2)
     sharded.nodes[2].kill()
@@ -174,9 +151,7 @@ def test_one_shard_restarts_without_a_checkpoint(sharded: Harness) -> None:
 
 @pytest.mark.slow
 def test_all_servers_of_all_nodes_killed_at_once(sharded: Harness) -> None:
-    training = Training(sharded)
-    training.start(workers=2)
-    await_samples_everywhere(training, 60)
+    training = running(sharded, applied=60)
     sharded.checkpoint(training.job)
     training.await_more_samples(40)
 
@@ -201,7 +176,6 @@ def test_a_worker_killed_between_the_pushes_to_two_shards(sharded: Harness) -> N
     third = sharded.nodes[1].connection
     shut_out(training, 1)
 
-    # When it dies
     connected = third.info("clients")["connected_clients"]
     training.worker(first).kill()
     # Blocked commands die with it; a frozen server would execute them later.
@@ -210,7 +184,6 @@ def test_a_worker_killed_between_the_pushes_to_two_shards(sharded: Harness) -> N
     positions = [sharded.snapshots(training.job, shard).read().record for shard in SHARDS]
     assert positions[1] != positions[0], "the fault did not fire: every shard got the push"
 
-    # Then another worker trains again only for that shard
     training.add_workers(1)
     training.finish()
     assert training.repeated_samples() > 0
@@ -218,9 +191,7 @@ def test_a_worker_killed_between_the_pushes_to_two_shards(sharded: Harness) -> N
 
 @pytest.mark.slow
 def test_a_slow_node_delays_only_its_shard(sharded: Harness) -> None:
-    training = Training(sharded)
-    training.start(workers=2)
-    await_samples_everywhere(training, 60)
+    training = running(sharded, applied=60)
 
     before = sharded.applied(training.job, 1)
     sharded.nodes[1].process.freeze()
@@ -235,9 +206,7 @@ def test_a_slow_node_delays_only_its_shard(sharded: Harness) -> None:
 @pytest.mark.ci
 def test_a_restart_of_one_shard_keeps_another_that_is_only_empty(sharded: Harness) -> None:
     """A first snapshot would replace the model that the other shard's server still has."""
-    training = Training(sharded, samples=800)
-    training.start(workers=2)
-    await_samples_everywhere(training, 60)
+    training = running(sharded, applied=60, samples=800)
 
     # Given a lost shard, and an empty one whose parameter server is slow to publish again
     sharded.servers[0].freeze()
@@ -248,7 +217,6 @@ def test_a_restart_of_one_shard_keeps_another_that_is_only_empty(sharded: Harnes
         sharded.nodes[node].start()
     sharded.start_server(2)
 
-    # When the first snapshot is made again
     await_truth(lambda: events(training, "restarted") == [2])
     await_truth(lambda: sharded.snapshots(training.job, 2).taken_over())
     # Workers may have no part of the base for shard 0 any more, and then wait for it.
@@ -256,7 +224,6 @@ def test_a_restart_of_one_shard_keeps_another_that_is_only_empty(sharded: Harnes
     with pytest.raises(SnapshotMissing):
         sharded.snapshots(training.job, 0).version()
 
-    # Then the other one keeps its model
     sharded.servers[0].thaw()
     training.finish()
     assert events(training, "restarted") == [2]
@@ -266,11 +233,10 @@ def test_a_restart_of_one_shard_keeps_another_that_is_only_empty(sharded: Harnes
 @pytest.mark.ci
 @pytest.mark.slow
 def test_a_job_that_lacks_store_nodes_reports_it_and_waits(sharded: Harness) -> None:
-    training = Training(sharded)
-    training.start(workers=1)
-    await_samples_everywhere(training, 60)
+    training = running(sharded, applied=60)
     before = sharded.applied(training.job)
-    training.worker("worker-1").terminate()
+    for worker in sharded.workers.values():
+        worker.terminate()
 
     # When the processes start with fewer nodes than the model has
     whole = sharded.env["VCASGD_TENSORS_URL"]
@@ -285,7 +251,6 @@ def test_a_job_that_lacks_store_nodes_reports_it_and_waits(sharded: Harness) -> 
     training.worker(lost).kill()
     assert sharded.applied(training.job) >= before
 
-    # Then it continues with all nodes
     sharded.env["VCASGD_TENSORS_URL"] = whole
     training.add_workers(1)
     training.finish()

@@ -22,17 +22,15 @@ def test_applied_and_skipped_samples_are_all_samples(harness: Harness) -> None:
         max_bad_samples=0.05,
     )
     harness.start_servers()
-    names = harness.start_workers(job, 3)
+    names = harness.start_workers(job, 2)
     harness.start_job_when_ready(job)
 
-    # When a worker and the parameter server are killed in the middle
     await_truth(lambda: harness.applied(job) > SAMPLES // 2)
     harness.workers[names[0]].kill()
     harness.server.kill()
     harness.start_servers()
     await_truth(lambda: harness.jobs.get(job).finished_epochs == EPOCHS)
 
-    # Then each good sample is applied in each epoch, and each bad one skipped
     counts = harness.vector(job).tolist()
     assert {index for index, count in enumerate(counts) if count != EPOCHS} == BAD
     assert {counts[index] for index in BAD} == {0}

@@ -64,9 +64,6 @@ def named(learner: Learner, floats: Tensor) -> dict[str, Tensor]:
     return {entry.name: entry.view(floats, integers) for entry in learner.layout.entries}
 
 
-# --- precision and devices ------------------------------------------------------------------
-
-
 class Half(Plain):
     """A task with mixed precision, as in any training script."""
 
@@ -94,9 +91,6 @@ def test_mixed_precision_in_the_loss_leaves_parameters_and_updates_float32(devic
     assert mixed.update.device.type == "cpu"
     assert not torch.equal(mixed.update, exact.update), "the forward pass rounds"
     torch.testing.assert_close(mixed.update, exact.update, rtol=0.05, atol=0.01)
-
-
-# --- the optimizer -----------------------------------------------------------------------------
 
 
 class Table256(Plain):
@@ -141,9 +135,6 @@ def test_rows_that_no_sample_touched_are_not_sent(
     assert len(encoder.encode(trained.update, last=False)) == 4 * (1 + rows * (1 + 4))
 
 
-# --- state besides plain parameters -------------------------------------------------------------
-
-
 class Normed(Plain):
     def model(self) -> nn.Module:
         return nn.Sequential(nn.BatchNorm1d(3), nn.Linear(3, 1))
@@ -157,7 +148,6 @@ def test_running_statistics_and_counters_are_sent_as_values() -> None:
     base.integers.fill_(10)
     trained = interval(learner, base)
 
-    # Then the worker continues its counter, and sends its statistics as values
     assert trained.integers.tolist() == [10 + STEPS]
     sent = named(learner, trained.update)
     model = dict(learner._model.module.named_buffers())
@@ -167,9 +157,6 @@ def test_running_statistics_and_counters_are_sent_as_values() -> None:
         - named(learner, base.floats)["1.weight"]
     )
     assert torch.equal(sent["1.weight"], changed)
-
-
-# --- the end of a job ----------------------------------------------------------------------------
 
 
 def test_a_last_push_ends_one_of_the_last_subtasks() -> None:

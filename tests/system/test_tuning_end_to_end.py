@@ -36,7 +36,6 @@ def test_a_slow_worker_makes_fewer_local_steps_than_its_peer(harness: Harness) -
         pid = int(slow.read_text() or 0)
         return {beat.pid == pid: beat for beat in harness.jobs.workers.heartbeats(job).values()}
 
-    # When both are measured
     await_truth(lambda: harness.events(job, "tuned-local-steps"))
 
     # Then the slow one pushes after fewer steps, in proportion to its speed

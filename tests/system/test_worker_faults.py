@@ -22,16 +22,12 @@ from vcasgd.store.ledger.workers import WorkerBeats
 NOTICE_SECONDS = 8.0
 
 
-# --- with notice -----------------------------------------------------------------------
-
-
 def test_a_worker_that_is_asked_to_leave_loses_nothing(harness: Harness) -> None:
     # Given a worker in the middle of a subtask that it pushes only at its end
     training = Training(harness, samples=300, epochs=1, subtasks=1, push_every="subtask")
     (leaver,) = training.start(1)
     training.await_steps(leaver, 20)
 
-    # When it is asked to leave
     assert training.worker(leaver).terminate() == 0
 
     # Then everything it trained is applied, and the rest of its subtask is free at once
@@ -70,7 +66,6 @@ def test_a_stack_that_is_stopped_as_planned_loses_nothing(harness: Harness) -> N
 
 
 def test_a_worker_that_does_not_hand_in_is_named_after_a_bounded_time(harness: Harness) -> None:
-    # Given a worker whose heartbeats go on, and that never leaves
     training, settings = Training(harness), Settings(heartbeat=0.3)
     leases = Leases(harness.ledger.connection, training.job, "stubborn", 60.0)
     over = threading.Event()
@@ -108,7 +103,6 @@ def test_a_worker_evicted_with_notice_loses_nothing(harness: Harness) -> None:
     evicted = harness.start_noticing_worker(training.job)
     training.await_steps(evicted, 5)
 
-    # When the cloud gives notice
     steps, given_at = len(training.steps_of(evicted)), time.time()
     harness.notify(evicted, NoticeKind.TERMINATE, NOTICE_SECONDS)
     gone_by = time.time() + NOTICE_SECONDS
@@ -123,7 +117,6 @@ def test_a_worker_evicted_with_notice_loses_nothing(harness: Harness) -> None:
     assert training.heartbeat(evicted).leaving == "notice of eviction"
     assert evicted not in harness.jobs.leases(training.job).values()
 
-    # and nothing is lost or trained twice
     training.finish()
     assert training.unexplained_repeats() == 0
 
@@ -151,9 +144,6 @@ def test_an_advised_worker_finishes_its_subtask_first(harness: Harness) -> None:
     assert training.unexplained_repeats() == 0
 
 
-# --- without notice --------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("harness", [0.25], indirect=True, ids=["short leases"])
 def test_a_killed_worker_costs_at_most_one_push_interval(harness: Harness) -> None:
     # Given two workers, one of them in the middle of a push interval
@@ -161,7 +151,6 @@ def test_a_killed_worker_costs_at_most_one_push_interval(harness: Harness) -> No
     victim, _ = training.start(2)
     training.freeze_mid_interval(victim)
 
-    # When that one is killed without notice
     training.worker(victim).kill()
 
     # Then the other one trains the rest of its subtask when the lease has expired
@@ -194,19 +183,16 @@ def test_nobody_waits_for_the_lease_of_a_lost_worker(harness: Harness, reported:
 
 @pytest.mark.parametrize("harness", [0.25], indirect=True, ids=["short leases"])
 def test_the_death_of_all_workers_at_once_costs_one_push_interval_each(harness: Harness) -> None:
-    # Given three training workers
     training = Training(harness, samples=600)
     victims = training.start(3)
     for victim in victims:
         training.await_steps(victim, 1)
     training.await_samples(200)
 
-    # When all of them are killed at once, and others start
     for victim in victims:
         training.worker(victim).kill()
     training.add_workers(3)
 
-    # Then the training ends as usual
     training.finish()
     assert training.repeated_samples() <= 2 * training.most_repeated_samples(killed=3)
 

@@ -195,7 +195,6 @@ def test_the_first_machine_chooses_how_its_gpus_train(
     harness.start_server()
     harness.start_job_loop()
 
-    # When its first machine has four
     worker = harness.start_worker(job, entry="support.four_gpus:main", fresh_env={"GPUS": "4"})
 
     # Then they are one worker if their batches are large enough and can be shared

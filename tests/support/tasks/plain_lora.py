@@ -1,4 +1,4 @@
-"""LoRA by hand on 104 million frozen parameters, most of them quantized to 8 bits."""
+"""LoRA by hand on 26 million frozen parameters, most of them quantized to 8 bits."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch.utils.data import TensorDataset
 
 import vcasgd
 
-ROWS, WIDTH, RANK, CLASSES = 50_000, 2000, 4, 2
+ROWS, WIDTH, RANK, CLASSES = 25_000, 1000, 4, 2
 
 
 class Quantized(nn.Module):
