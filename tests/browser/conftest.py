@@ -79,6 +79,5 @@ def signed_out(
 
 @pytest.fixture
 def dashboard(signed_out: Dashboard) -> Dashboard:
-    """Page of a signed-in user."""
     signed_out.sign_in()
     return signed_out

@@ -10,6 +10,7 @@ import pytest
 from playwright.sync_api import Page, Request, expect
 from safetensors.torch import load_file
 from support.pages import Dashboard, PageLog, Site, held_example
+from support.stacks import kill_part
 from support.waiting import await_truth
 
 from vcasgd.client import Client
@@ -33,14 +34,12 @@ REMEMBER = """() => {
 
 @pytest.fixture(scope="module")
 def job(site: Site) -> str:
-    """Job for tests that only read, running or ended."""
     return site.submit()
 
 
 def test_job_from_submission_to_model(dashboard: Dashboard, tmp_path: Path) -> None:
     page = dashboard.page
 
-    # When a user submits a job
     text, code, hold = held_example(tmp_path)
     job = dashboard.submit(text, code)
 
@@ -49,7 +48,6 @@ def test_job_from_submission_to_model(dashboard: Dashboard, tmp_path: Path) -> N
     await_truth(lambda: len(dashboard.machines("running")) == 2)
     before = set(dashboard.machines("running"))
 
-    # When a worker is killed
     victim = min(before)
     page.get_by_role("button", name=f"Evict {victim}").click()
     page.get_by_role("menuitem", name="Kill without notice").click()
@@ -63,7 +61,6 @@ def test_job_from_submission_to_model(dashboard: Dashboard, tmp_path: Path) -> N
     expect(page.locator(f"path[data-arrow={newcomer}]")).to_have_count(1)
     hold.unlink()
 
-    # And the downloaded file is the model
     link = page.get_by_role("link", name="Download last")
     expect(link).to_be_visible()
     with page.expect_download() as download:
@@ -119,7 +116,6 @@ def test_ticked_jobs_are_compared_side_by_side(dashboard: Dashboard, job: str) -
     other = site.submit(epochs=1, seed=7)
     done = site.client.job(job).wait(240)
 
-    # When a user ticks both
     dashboard.open("/")
     for each in (job, other):
         page.get_by_role("checkbox", name=f"Compare {each}").check()
@@ -222,7 +218,7 @@ def test_broken_connection_is_shown_and_recovers(dashboard: Dashboard, page_log:
     # Record states, because the connection can recover quickly.
     dashboard.page.evaluate(REMEMBER)
 
-    dashboard.site.kill_api()
+    kill_part(dashboard.site.home, "api")
 
     dashboard.page.wait_for_function("states.includes('Offline')")
     expect(state).to_have_text("Live")
