@@ -156,6 +156,18 @@ class FollowsEpochInAProcess(FollowsEpoch):
     loader_workers = 1
 
 
+def test_an_evaluation_has_the_samples_that_its_sampler_draws(tmp_path: Path) -> None:
+    drawn = "torch.utils.data.SubsetRandomSampler(range(512))"
+    path = [str(Path(__file__).parent), str(Path(__file__).parents[1])]
+    source = SCRIPT.format(path=path, task="Series", loader=LOADERS["Series"])
+    held_out = f"session.evaluation(DataLoader(data, 64, sampler={drawn}))"
+    whole = 'session.evaluation(task.dataset("validation"))'
+
+    ends = simulated(script(source.replace(whole, held_out), tmp_path), 1, max_steps=4)
+
+    assert ends["count"] == 512
+
+
 # -- data that can only be iterated over -----------------------------------------------------------
 
 

@@ -31,7 +31,7 @@ from vcasgd.integrations.lightning_callbacks import (
 )
 from vcasgd.integrations.lightning_trainer import ENDLESS, FitBatches, JobTrainer
 from vcasgd.learning.optimizers import as_optimizer
-from vcasgd.learning.training_set import LoaderData, data_of, first_place
+from vcasgd.learning.training_set import LoaderData, data_of, evaluation_data_of, first_place
 from vcasgd.session.loader import BatchLoader
 from vcasgd.session.schedules import check_scheduler
 from vcasgd.session.script import LoopInThread
@@ -174,7 +174,7 @@ class ModuleTask(LoopInThread):
         if self._dataset is not None:
             return
         loader = self._loaders.train()
-        train, validation = data_of(loader), data_of(self._loaders.validation())
+        train, validation = data_of(loader), evaluation_data_of(self._loaders.validation())
         self.set_data(train.dataset, train.batch_size, train.collate, train.sampler)
         self.use_loader_settings(loader)
         self._validation.data = validation

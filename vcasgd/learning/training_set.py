@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, cast
 
-from torch.utils.data import BatchSampler, DataLoader, Dataset
+from torch.utils.data import BatchSampler, DataLoader, Dataset, Subset
 
 from vcasgd.errors import SpecError
 from vcasgd.learning.draws import Draws, order_of
@@ -179,6 +179,21 @@ def data_of(loader: DataLoader[Any]) -> LoaderData:
             field="task",
         )
     return LoaderData(dataset, size, collate, batches)
+
+
+def evaluation_data_of(loader: DataLoader[Any]) -> LoaderData:
+    """Return what a loader of an evaluation loads: always the same samples if a sampler draws them.
+
+    Raises as :func:`data_of`.
+    """
+    given = data_of(loader)
+    if given.sampler is None:
+        return given
+    order = order_of(given.sampler, given.dataset, seed=0)
+    if not isinstance(order, Draws):
+        return given
+    drawn = order.indices(0, 0, order.samples).tolist()
+    return replace(given, dataset=Subset(given.dataset, drawn))
 
 
 def check_indexed(dataset: Any) -> None:

@@ -27,7 +27,12 @@ from vcasgd.learning.training import (
     to_device,
     update,
 )
-from vcasgd.learning.training_set import LoaderData, TrainingSet, data_of
+from vcasgd.learning.training_set import (
+    LoaderData,
+    TrainingSet,
+    data_of,
+    evaluation_data_of,
+)
 from vcasgd.session.loader import BatchLoader, loader_over
 from vcasgd.session.schedules import schedule_of
 from vcasgd.session.script import Evaluate, LoopInThread, LoopTask, running_script
@@ -121,7 +126,7 @@ class Session:
 
         def register(function: Evaluate) -> Evaluate:
             if isinstance(data, DataLoader):
-                given = data_of(data)
+                given = evaluation_data_of(data)
                 size, collate = batch_size or given.batch_size, given.collate
                 self._task.set_evaluation(function, given.dataset, size, collate)
             else:
