@@ -191,6 +191,15 @@ def test_a_loader_of_other_data_for_the_evaluation_is_refused() -> None:
         task_of(own=Own)().model()
 
 
+def test_an_evaluation_leaves_the_type_of_the_model_alone() -> None:
+    task: Any = task_of(bf16_full_eval=True)()
+    model, data = task.model(), task.dataset("validation")
+
+    task.evaluate_set(model, [task.collate([data[0], data[1]])])
+
+    assert {each.dtype for each in model.parameters()} == {torch.float32}
+
+
 def test_an_optimizer_is_made_as_by_the_trainer() -> None:
     class Own:
         """Methods as the library calls them: it uses the attributes that they set."""

@@ -112,6 +112,8 @@ class TrainerTask(Task):
             self._made = trainer = _made_by(self._make_trainer)
             _check(trainer)
             self._given_optimizer = trainer.optimizer
+            # Evaluations beside the training leave the type of the model alone.
+            trainer.is_in_train = True
             steps = trainer.args.gradient_accumulation_steps
             self.batch_size = trainer.args.train_batch_size * steps
             self.gradient_accumulation_steps = steps
