@@ -30,6 +30,7 @@ from transformers import (
 
 from vcasgd.errors import LoopEnded, SpecError, UserCodeError
 from vcasgd.learning.gradient_hooks import repeat_with_mean
+from vcasgd.learning.optimizers import load_state
 from vcasgd.learning.rates import set_options
 from vcasgd.learning.training_set import first_place
 from vcasgd.session.schedules import Options, Replay, options_of
@@ -111,9 +112,9 @@ class TrainerTask(Task):
         if self._made is None:
             self._made = trainer = _made_by(self._make_trainer)
             _check(trainer)
-            self._given_optimizer = trainer.optimizer
             # Evaluations beside the training leave the type of the model alone.
             trainer.is_in_train = True
+            self._given_optimizer = trainer.optimizer
             steps = trainer.args.gradient_accumulation_steps
             self.batch_size = trainer.args.train_batch_size * steps
             self.gradient_accumulation_steps = steps
@@ -202,7 +203,7 @@ class TrainerTask(Task):
             given = self._given_optimizer
             if self._optimizer_state is None:
                 self._optimizer_state = copy.deepcopy(given.state_dict())
-            given.load_state_dict(copy.deepcopy(self._optimizer_state))
+            load_state(given, self._optimizer_state)
             return given
         model = next(each for each in self._models if any(first is p for p in each.parameters()))
         before = trainer.model
@@ -360,7 +361,8 @@ class StepCallbacks:
         self._call_around(place)
         return options and [
             {name: left[name] for name in scheduled}
-            for scheduled, left in zip(options, options_of([optimizer]), strict=True)
+            # A group that a callback has added is the next step's error.
+            for scheduled, left in zip(options, options_of([optimizer]), strict=False)
         ]
 
     def _call_around(self, place: Place) -> None:

@@ -51,7 +51,7 @@ class OptimizerList(Optimizer):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load what :meth:`state_dict` returned."""
         for part, state in zip(self.parts, state_dict["parts"], strict=True):
-            part.load_state_dict(state)
+            load_state(part, state)
 
 
 def trained_by(optimizer: Optimizer) -> list[Tensor]:
@@ -83,6 +83,8 @@ def _ready(given: Any) -> Any:
         # A wrapper, such as Lookahead, that doesn't call the constructor of its base class.
         vars(given).setdefault("defaults", {})
         given.__setstate__({})
+        # A scheduler has replaced it by one without hooks.
+        vars(given).pop("step", None)
     return given
 
 
@@ -102,8 +104,19 @@ def reset(optimizer: Optimizer, first: dict[str, Any]) -> None:
         return
     groups = first["param_groups"]
     added = optimizer.state_dict()["param_groups"][len(groups) :]
+    load_state(optimizer, {**first, "param_groups": [*groups, *added]})
+
+
+def load_state(optimizer: Optimizer, state: dict[str, Any]) -> None:
+    """Load a copy of a state. Groups stay the same objects, which loops and wrappers refer to."""
+    inner = [each for each in vars(optimizer).values() if isinstance(each, Optimizer)]
+    before = [(one, one.param_groups) for one in (optimizer, *inner)]
     # The optimizer changes the tensors that it loads.
-    optimizer.load_state_dict(copy.deepcopy({**first, "param_groups": [*groups, *added]}))
+    optimizer.load_state_dict(copy.deepcopy(state))
+    for one, groups in before:
+        for group, loaded in zip(groups, one.param_groups, strict=True):
+            group |= loaded
+        one.param_groups = groups
 
 
 def name_of(optimizer: Optimizer) -> str:

@@ -199,7 +199,7 @@ class BatchLoader:
             self.wait()
         self._rates = self._present_rates()
         if self._schedulers is not None:
-            self._schedulers.end_epoch()
+            self._schedulers.end_epoch(self._epoch)
 
     def _end_part(self) -> None:
         self._check_stepped()
@@ -209,6 +209,7 @@ class BatchLoader:
 
     def wait(self) -> None:
         """Submit the step that a job is waiting for, if any, and wait for the next batch."""
+        self._check_rates()
         script = self._script
         assert script is not None, "a job"
         if not script.started:
@@ -436,7 +437,8 @@ class BatchLoader:
         self._lacks_step = len(self._stepped) < len(self._parts) and not self._task.sets_rates
 
     def _present_rates(self) -> list[Any]:
-        return [group.get("lr") for group in self._optimizer.param_groups]
+        rates = (group.get("lr") for group in self._optimizer.param_groups)
+        return [float(rate) if isinstance(rate, Tensor) else rate for rate in rates]
 
     def _check_rates(self) -> None:
         # Groups that the loop has added come after the others, with rates of their own.

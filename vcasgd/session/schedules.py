@@ -56,7 +56,17 @@ class Replay:
         self.restart()
 
     def at(self, step: int) -> Options:
-        """Return the options that schedulers have changed, for each group, at a step from 0."""
+        """Return the options that schedulers have changed, for each group, at a step from 0.
+
+        Raises :class:`UserCodeError` for an optimizer with more groups than at first.
+        """
+        if sum(len(each.param_groups) for each in self._optimizers) != len(self._first):
+            raise UserCodeError(
+                "a group of parameters was added to an optimizer with a scheduler, which a worker "
+                "that joins later can't repeat",
+                remedy="give the optimizer all groups from the start, also while their parameters "
+                "are frozen",
+            )
         if step < self._made - len(self._kept) + 1:
             self.restart()
         while self._made < step:
@@ -97,7 +107,9 @@ class Replay:
         self._kept.append(self._changed())
 
 
-_SOME_STEPS = "after some steps only, so that no function of the job's step is known"
+_SOME_STEPS = (
+    "never, or after some steps or epochs only, so that no function of the job's step is known"
+)
 #: Steps of a loop in which each scheduler that it calls after steps has to be called. Later, a loop
 #: may be done with one.
 _WATCHED_STEPS = 50
@@ -116,6 +128,8 @@ class LoopSchedulers:
         #: True for each scheduler that the loop calls after its epochs; None until that is known.
         self._by_epoch: list[bool | None] = [None] * len(self._found)
         self._steps, self._between, self._epoch_steps = 0, False, 1
+        #: True after the first epoch of the job.
+        self._first_ends = False
         #: Schedulers that it has called since the last step.
         self._called: set[int] = set()
         self._first = options_of(optimizers)
@@ -126,19 +140,24 @@ class LoopSchedulers:
 
     def begin_step(self) -> None:
         """Record that the loop gets the batch of its next step."""
-        by_step = {number for number, each in enumerate(self._by_epoch) if each is False}
-        if self._steps <= _WATCHED_STEPS and by_step - self._called:
+        known = list(enumerate(self._by_epoch))
+        expected = {number for number, each in known if each is False}
+        if self._steps > _WATCHED_STEPS:
+            expected = set()
+        if self._first_ends:
+            expected |= {number for number, each in known if each}
+        if expected - self._called:
             raise _refused(_SOME_STEPS)
         self._called.clear()
-        self._steps, self._between = self._steps + 1, False
+        self._steps, self._between, self._first_ends = self._steps + 1, False, False
 
     def end_step(self) -> None:
         """Record that the loop has ended its step: it would have called the schedulers by now."""
         self._by_epoch = [each is not False for each in self._by_epoch]
 
-    def end_epoch(self) -> None:
-        """Record that the loop over the batches of an epoch ends."""
-        self._between = True
+    def end_epoch(self, epoch: int) -> None:
+        """Record that the loop over the batches of an epoch, counted from 0, ends."""
+        self._between, self._first_ends = True, epoch == 0
 
     def options(self, place: Place) -> Options | None:
         """Return the options of all groups at a place of the job; None without schedulers."""
@@ -186,13 +205,15 @@ class LoopSchedulers:
 def schedulers_of(optimizers: Sequence[Optimizer]) -> list[Any]:
     """Return the schedulers of torch for these optimizers, without those that are parts of others.
 
-    torch keeps no list of them, so they are searched among Python's objects.
+    torch keeps no list of them, so they are searched among Python's objects. One can have a wrapper
+    of an optimizer, which has the same groups.
     """
-    owned = {id(each) for each in optimizers}
+    owned = {id(group) for each in optimizers for group in each.param_groups}
     found = [
         each
         for each in gc.get_objects()
-        if issubclass(type(each), LRScheduler) and id(getattr(each, "optimizer", None)) in owned
+        if issubclass(type(each), LRScheduler)
+        and owned & {*map(id, getattr(getattr(each, "optimizer", None), "param_groups", ()))}
     ]
     parts = {id(part) for each in found for part in getattr(each, "_schedulers", ())}
     return [each for each in found if id(each) not in parts]

@@ -23,7 +23,7 @@ from vcasgd.learning.buffers import find_kinds, same_random_numbers, untouched
 from vcasgd.learning.layout import TensorKind
 from vcasgd.learning.local_batch import MIN_BATCH
 from vcasgd.learning.local_model import LocalModel
-from vcasgd.learning.optimizers import set_mode
+from vcasgd.learning.optimizers import load_state, set_mode
 from vcasgd.learning.subtasks import EpochPlan
 from vcasgd.learning.training import (
     batch_size_of,
@@ -167,4 +167,4 @@ class TrialSteps:
         finally:
             set_mode(optimizer, training=False)
             if before is not None:
-                optimizer.load_state_dict(before)
+                load_state(optimizer, before)
