@@ -82,6 +82,45 @@ def test_a_loop_clips_the_gradient_of_the_whole_batch(
     assert_as_plain(task, workers, EPOCHS, twin=Points, loop=clipped_by(clips))
 
 
+def scaled_loop(changes: str, loss: str, **options: object) -> str:
+    """Return a loop that scales gradients while they are computed, as in float16."""
+    source = CLIPS.format(tests=str(Path(__file__).parents[1]), changes=changes)
+    scaler = f'scaler = torch.amp.GradScaler("cpu", **{options})'
+    for before, after in (
+        ("session =", f"{scaler}\nsession ="),
+        ("points.loss(model, batch).backward()", f"scaler.scale({loss}).backward()"),
+        (changes, f"scaler.unscale_(optimizer)\n    {changes}"),
+        ("optimizer.step()", "scaler.step(optimizer)\n    scaler.update()"),
+    ):
+        source = source.replace(before, after, 1)
+    return source
+
+
+def test_a_scaler_does_not_scale_the_gradient_of_the_whole_batch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Points, "samples", 1024)
+    plain = CLIPS.format(tests=str(Path(__file__).parents[1]), changes=CLAMPS)
+    scaled = scaled_loop(CLAMPS, "points.loss(model, batch)")
+    tasks = script(plain, tmp_path, "plain.py"), script(scaled, tmp_path, "scaled.py")
+
+    ends = [simulated(task, 4, epochs=2)["loss"] for task in tasks]
+
+    assert ends[1] == pytest.approx(ends[0], rel=1e-3)
+
+
+def test_a_fused_optimizer_may_skip_a_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Given gradients that overflow at first
+    monkeypatch.setattr(Points, "samples", 1024)
+    clips = "torch.nn.utils.clip_grad_norm_(model.parameters(), 0.3)"
+    made = "torch.optim.AdamW(model.parameters(), lr=3e-3, fused=True)"
+    source = scaled_loop(clips, "points.loss(model, batch) * 1e4", init_scale=2.0**127)
+    task = script(source.replace("points.optimizer(model.parameters())", made), tmp_path)
+
+    # Then several workers train on
+    assert simulated(task, 2, epochs=1)["loss"] < 2.5
+
+
 #: A schedule by hand: each step sets the rate of the next one. That of the first one is too high.
 RATES = (2e-2, 3e-3)
 BY_HAND = """clip_grad_norm_(model.parameters(), 0.3)

@@ -290,6 +290,10 @@ class MeanGradients:
             gradient = self._step.gradients.get(parameter)
             if gradient is not None:
                 part.copy_(as_real(gradient.to_dense() if gradient.is_sparse else gradient))
+        if not out.isfinite().all():
+            # A fused optimizer has skipped the step.
+            out.zero_()
+            out[-1] = NO_MARK
 
     def _make_again(self, step: _Step, mean: Tensor) -> None:
         # A rate, for example, that a loop sets by hand after a step is that of the next one.

@@ -85,8 +85,10 @@ class BatchLoader:
         #: Sum of the losses of the present batch, and the factor of its gradient.
         self._loss: Tensor | None = None
         self._weight = 1.0
-        #: The last loss that was scaled, after and before.
-        self._scaled: tuple[Tensor, Tensor] | None = None
+        #: The last loss that was scaled, after and before, and what returns its factor.
+        self._scaled: tuple[Tensor, Tensor, Callable[[], float]] | None = None
+        #: Returns the factor of the gradients that were computed last.
+        self._scale: Callable[[], float] = lambda: 1.0
         #: Learning rates of the present step in a job.
         self._rates: list[Any] = []
         #: True if an iteration in a job is an epoch, which is the last one that was started.
@@ -293,9 +295,9 @@ class BatchLoader:
 
     # -- losses --------------------------------------------------------------------------------
 
-    def note_scaled(self, scaled: Tensor, loss: Tensor) -> None:
-        """Remember which loss a scaler of gradients has scaled."""
-        self._scaled = scaled, loss
+    def note_scaled(self, scaled: Tensor, loss: Tensor, scale: Callable[[], float]) -> None:
+        """Remember which loss a scaler of gradients has scaled, by ``scale()``."""
+        self._scaled = scaled, loss, scale
 
     def weighted(self, loss: Tensor) -> Tensor:
         """Record a loss of the present batch, which ``backward`` is called for.
@@ -303,7 +305,9 @@ class BatchLoader:
         Returns the loss whose gradient is to be computed.
         """
         scaled, self._scaled = self._scaled, None
-        unscaled = scaled[1] if scaled is not None and loss is scaled[0] else loss
+        unscaled, self._scale = loss, lambda: 1.0
+        if scaled is not None and loss is scaled[0]:
+            _, unscaled, self._scale = scaled
         part = unscaled.detach() * self._weight
         # Others in a step are of the same batch.
         if self._loss is None or not self._calls:
@@ -349,7 +353,9 @@ class BatchLoader:
         if clips is None:
             return
         changes, hooks = changes_after(frame), self._task.changes_of_hooks
-        clips.expect(trained_by(self._optimizer), changes or hooks, clips_follow=changes is None)
+        scale = self._scale() if changes or hooks else 1.0
+        parameters = trained_by(self._optimizer)
+        clips.expect(parameters, changes or hooks, clips_follow=changes is None, scale=scale)
 
     # -- steps of the optimizer ----------------------------------------------------------------
 

@@ -100,7 +100,7 @@ def _watched_backward(tensors: Any, *args: Any, **kwargs: Any) -> None:
 def _watched_scale(scaler: torch.amp.GradScaler, outputs: Any) -> Any:
     scaled, loader = _scale(scaler, outputs), _loader_of_thread.get()
     if loader is not None and isinstance(outputs, Tensor):
-        loader.note_scaled(scaled, outputs)
+        loader.note_scaled(scaled, outputs, scaler.get_scale)
     return scaled
 
 

@@ -44,15 +44,16 @@ class LoopClips:
         changes: Callable[[], Clip] | None,
         *,
         clips_follow: bool = False,
+        scale: float = 1.0,
     ) -> None:
-        """Note the gradients of parameters before the loop changes them.
+        """Note the gradients of parameters before the loop changes them, divided by ``scale``.
 
         ``changes()`` returns what makes the changes again with the present variables. With
         ``clips_follow``, the calls that clip are made after them; otherwise, they are among them.
         """
         self._changes, self._clips_follow = changes, clips_follow
         found = parameters if changes is not None else ()
-        self._computed = {each: each.grad.clone() for each in found if each.grad is not None}
+        self._computed = {each: each.grad / scale for each in found if each.grad is not None}
 
     def clip(self, parameters: Iterable[Tensor], now: Clip, again: Clip) -> None:
         """Clip gradients of the local batch by ``now()``.
