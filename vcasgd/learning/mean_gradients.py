@@ -298,6 +298,7 @@ class MeanGradients:
     def _make_again(self, step: _Step, mean: Tensor) -> None:
         # A rate, for example, that a loop sets by hand after a step is that of the next one.
         set_since = {one: _set_since(one, step.settings[one]) for one in self._optimizers}
+        own = [each.grad for each in self._parameters]
         for one in reversed(self._optimizers):
             _restore(one, step.before[one])
         for parameter, part in zip(self._parameters, self._parts(mean), strict=True):
@@ -314,7 +315,9 @@ class MeanGradients:
             for group, fields in zip(one.param_groups, set_since[one], strict=True):
                 group.update(fields)
         self._calls = 0
-        self._optimizer.zero_grad(set_to_none=True)
+        # A loop may reset them to zeros, which move parameters that it doesn't use.
+        for parameter, gradient in zip(self._parameters, own, strict=True):
+            parameter.grad = gradient
 
     def _parts(self, vector: Tensor) -> list[Tensor]:
         """Return the views of the parameters in a vector of gradients, complex ones as real."""

@@ -495,7 +495,6 @@ def make_step(
 
     ``parts`` are its micro-batches with their shares of its samples.
     """
-    optimizer.zero_grad(set_to_none=True)
     task.clip_factor = clip_factor
     if weights is not None:
         weights.begin()
@@ -506,6 +505,7 @@ def make_step(
             return 0.0
         with user_code("loss"), autocast(task, device):
             return _scalar(task.loss(model, to_device(batch, device)))
+    optimizer.zero_grad(set_to_none=True)
     total = 1.0
 
     def evaluate(parts: Iterable[tuple[Any, float]]) -> float:
