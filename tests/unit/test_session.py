@@ -220,6 +220,24 @@ def test_torch_is_as_before_after_a_loop_with_its_own_steps(how: str) -> None:
     optimizer.step()
 
 
+def test_gradients_of_a_stream_are_accumulated() -> None:
+    model = line()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    loader = vcasgd.Session(model, optimizer).loader(
+        DataLoader(Lines(), batch_size=2), gradient_accumulation_steps=2
+    )
+    ends = []
+    for (batch,) in loader:
+        (model(batch).mean() / 2).backward()
+        if loader.ends_step:
+            optimizer.step()
+            optimizer.zero_grad()
+        ends.append(loader.ends_step)
+
+    # Also the last batch, although the others of its step are missing
+    assert ends == [False, True, False, True, True]
+
+
 def test_a_loop_can_have_a_new_loader_in_each_epoch() -> None:
     model = line()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
 from functools import partial
 from types import FrameType
@@ -68,6 +68,10 @@ class BatchLoader:
         accumulation: int = 1,
     ) -> None:
         self._task, self._optimizer, self._loader, self._script = task, optimizer, loader, script
+        if loader is not None:
+            #: Those of the loader that was given.
+            self.dataset, self.sampler = loader.dataset, loader.sampler
+            self.batch_size = loader.batch_size
         self._accumulation = accumulation
         self._ends_step = True
         #: True until the present batch has the step of the optimizer that it needs.
@@ -172,10 +176,10 @@ class BatchLoader:
         assert self._task.network is not None, "a session has started"
         assert self._loader is not None, "not of another library"
         device = next(self._task.network.parameters()).device
-        batches = len(self._loader) if self._accumulation > 1 else 0
-        for number, batch in enumerate(self._loader, 1):
-            last = number % self._accumulation == 0 or number == batches
-            self._begin(ends_step=last)
+        whole = ((each, True) for each in self._loader)
+        batches = whole if self._accumulation == 1 else _with_end(self._loader)
+        for number, (batch, is_last) in enumerate(batches, 1):
+            self._begin(ends_step=is_last or number % self._accumulation == 0)
             self._task.starts_sequence = number == 1
             yield to_device(batch, device)
             self._check_stepped()
@@ -205,13 +209,13 @@ class BatchLoader:
 
     def _end_part(self) -> None:
         self._check_stepped()
+        self._check_rates()
         assert self._mean is not None
         self._mean += self._finite_loss()
         self._weight = 0.0
 
     def wait(self) -> None:
         """Submit the step that a job is waiting for, if any, and wait for the next batch."""
-        self._check_rates()
         script = self._script
         assert script is not None, "a job"
         if not script.started:
@@ -455,6 +459,16 @@ class BatchLoader:
                 remedy="pass schedule=… to the session, a factor for each progress, or compute the "
                 "rate from session.global_step",
             )
+
+
+def _with_end(batches: Iterable[Any]) -> Iterator[tuple[Any, bool]]:
+    """Yield batches, read one ahead, each with True if it is the last one."""
+    iterator = iter(batches)
+    for batch in iterator:
+        for following in iterator:
+            yield batch, False
+            batch = following
+        yield batch, True
 
 
 def loader_over(data: Dataset[Any] | DataLoader[Any], batch_size: int | None) -> DataLoader[Any]:

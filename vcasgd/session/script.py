@@ -10,11 +10,12 @@ from __future__ import annotations
 import copy
 import logging
 import runpy
+import signal
 import sqlite3
 import sys
 import threading
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
 from itertools import pairwise
@@ -28,7 +29,7 @@ from torch.optim import Optimizer
 from torch.utils.data import Dataset, default_collate
 
 from vcasgd.errors import LoopEnded, SpecError, TaskImportError, UserCodeError, VcasgdError
-from vcasgd.learning.beside import variables_of_callers
+from vcasgd.learning.beside import MAX_DEPTH, variables_of_callers
 from vcasgd.learning.optimizers import reset
 from vcasgd.learning.training_set import OwnBatches
 from vcasgd.task.gradient_changes import find_changes, parsed
@@ -89,6 +90,17 @@ def _connect_for_threads(*args: Any, **options: Any) -> sqlite3.Connection:
         args = (*args[:_THREAD], options.pop("check_same_thread"), *args[_THREAD + 1 :])
     connection: sqlite3.Connection = _connect(*args, **options)
     return connection
+
+
+_handle = signal.signal
+
+
+def _handle_in_main_thread(number: int, handler: Any) -> Any:
+    """Register a handler of a signal, but not of a script: its worker has handlers of its own."""
+    if threading.current_thread() is threading.main_thread():
+        return _handle(number, handler)
+    log.info("the handler of signal %d stays that of the worker", number)
+    return signal.getsignal(number)
 
 
 class LoopTask(Task):
@@ -225,9 +237,20 @@ class LoopTask(Task):
 
 
 def _copy(model: nn.Module) -> nn.Module:
-    """Return a copy that shares frozen parameters, which can be most of a model."""
-    frozen = {id(tensor): tensor for tensor in model.parameters() if not tensor.requires_grad}
-    return copy.deepcopy(model, frozen)
+    """Return a copy that shares frozen parameters, which can be most of a model, and what layers
+    have computed, which can't be copied."""
+    shared: list[Tensor] = [each for each in model.parameters() if not each.requires_grad]
+    for module in model.modules():
+        shared += _computed(vars(module))
+    return copy.deepcopy(model, {id(each): each for each in shared})
+
+
+def _computed(value: Any, depth: int = 0) -> Iterator[Tensor]:
+    if isinstance(value, Mapping | list | tuple) and depth < MAX_DEPTH:
+        for each in value.values() if isinstance(value, Mapping) else value:
+            yield from _computed(each, depth + 1)
+    elif isinstance(value, Tensor) and not value.is_leaf:
+        yield value
 
 
 class JobEnded(BaseException):
@@ -471,4 +494,5 @@ class ScriptTask(LoopInThread):
         # From here on, the process belongs to the script.
         sys.argv = [str(self._path), *self._arguments]
         sqlite3.connect = _connect_for_threads  # type: ignore[assignment]
+        signal.signal = _handle_in_main_thread  # type: ignore[assignment]
         runpy.run_path(str(self._path), run_name="__main__")
