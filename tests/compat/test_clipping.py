@@ -11,16 +11,21 @@ import pytest
 from compat.test_approximations import Hooked, HookedStep, changing_loop
 from compat.test_optimizers import OPTIMIZERS, WITH_CLOSURE, points
 from support.compat import (
+    FewPoints,
     Metrics,
     Points,
     assert_as_plain,
     grid,
     long,
     loop_script,
+    own_steps,
+    simulated,
     train_plainly,
 )
 from torch import nn
 from torch.optim import Optimizer
+
+from vcasgd.task.task import Task
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -82,42 +87,34 @@ def test_a_loop_clips_the_gradient_of_the_whole_batch(
     assert_as_plain(task, workers, EPOCHS, twin=Points, loop=clipped_by(clips))
 
 
-def scaled_loop(changes: str, loss: str, **options: object) -> str:
-    """Return a loop that scales gradients while they are computed, as in float16."""
-    source = CLIPS.format(tests=str(Path(__file__).parents[1]), changes=changes)
-    scaler = f'scaler = torch.amp.GradScaler("cpu", **{options})'
-    for before, after in (
-        ("session =", f"{scaler}\nsession ="),
-        ("points.loss(model, batch).backward()", f"scaler.scale({loss}).backward()"),
-        (changes, f"scaler.unscale_(optimizer)\n    {changes}"),
-        ("optimizer.step()", "scaler.step(optimizer)\n    scaler.update()"),
-    ):
-        source = source.replace(before, after, 1)
-    return source
+def scaled_loop(
+    folder: Path, changes: str, loss: str, optimizer: str = "task.optimizer(model.parameters())"
+) -> Callable[[], Task]:
+    """Return a loop that scales its ``loss`` while gradients are computed, as in float16."""
+    loop = own_steps(changes=f"scaler.unscale_(optimizer)\n    {changes}")
+    loop = loop.replace("task.loss(model, batch).backward()", f"{loss}.backward()", 1)
+    loop = loop.replace("optimizer.step()", "scaler.step(optimizer)\n    scaler.update()", 1)
+    return loop_script(folder, loop, FewPoints, optimizer=optimizer, before=IMPORT)
 
 
-def test_a_scaler_does_not_scale_the_gradient_of_the_whole_batch(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(Points, "samples", 1024)
-    plain = CLIPS.format(tests=str(Path(__file__).parents[1]), changes=CLAMPS)
-    scaled = scaled_loop(CLAMPS, "points.loss(model, batch)")
-    tasks = script(plain, tmp_path, "plain.py"), script(scaled, tmp_path, "scaled.py")
+def test_a_scaler_does_not_scale_the_gradient_of_the_whole_batch(tmp_path: Path) -> None:
+    plain = loop_script(tmp_path, own_steps(changes=CLAMPS), FewPoints, name="plain.py")
+    made = 'task.optimizer(model.parameters()); scaler = torch.amp.GradScaler("cpu")'
+    scaled = scaled_loop(tmp_path, CLAMPS, "scaler.scale(task.loss(model, batch))", made)
 
-    ends = [simulated(task, 4, epochs=2)["loss"] for task in tasks]
+    ends = [simulated(task, 4, epochs=2)["loss"] for task in (plain, scaled)]
 
     assert ends[1] == pytest.approx(ends[0], rel=1e-3)
 
 
-def test_a_fused_optimizer_may_skip_a_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_fused_optimizer_may_skip_a_step(tmp_path: Path) -> None:
     # Given gradients that overflow at first
-    monkeypatch.setattr(Points, "samples", 1024)
-    clips = "torch.nn.utils.clip_grad_norm_(model.parameters(), 0.3)"
     made = "torch.optim.AdamW(model.parameters(), lr=3e-3, fused=True)"
-    source = scaled_loop(clips, "points.loss(model, batch) * 1e4", init_scale=2.0**127)
-    task = script(source.replace("points.optimizer(model.parameters())", made), tmp_path)
+    made += '; scaler = torch.amp.GradScaler("cpu", init_scale=2.0**127)'
+    clips, loss = "clip_grad_norm_(model.parameters(), 0.3)", "task.loss(model, batch) * 1e4"
 
     # Then several workers train on
+    task = scaled_loop(tmp_path, clips, f"scaler.scale({loss})", made)
     assert simulated(task, 2, epochs=1)["loss"] < 2.5
 
 

@@ -156,18 +156,6 @@ class FollowsEpochInAProcess(FollowsEpoch):
     loader_workers = 1
 
 
-def test_an_evaluation_has_the_samples_that_its_sampler_draws(tmp_path: Path) -> None:
-    drawn = "torch.utils.data.SubsetRandomSampler(range(512))"
-    path = [str(Path(__file__).parent), str(Path(__file__).parents[1])]
-    source = SCRIPT.format(path=path, task="Series", loader=LOADERS["Series"])
-    held_out = f"session.evaluation(DataLoader(data, 64, sampler={drawn}))"
-    whole = 'session.evaluation(task.dataset("validation"))'
-
-    ends = simulated(script(source.replace(whole, held_out), tmp_path), 1, max_steps=4)
-
-    assert ends["count"] == 512
-
-
 # -- data that can only be iterated over -----------------------------------------------------------
 
 
@@ -286,6 +274,14 @@ def test_a_script_passes_its_loader_on(task: Any, tmp_path: Path) -> None:
     ends = [simulated(make, 4, epochs=EPOCHS)["loss"] for make in (make_task, task)]
 
     assert_close(ends[:1], ends[1:])
+
+
+def test_an_evaluation_has_the_samples_that_its_sampler_draws(tmp_path: Path) -> None:
+    drawn = "torch.utils.data.SubsetRandomSampler(range(512))"
+    held_out = f"session.evaluation(DataLoader(data, 64, sampler={drawn}))(task.evaluate)"
+    task = loop_script(tmp_path, own_steps(Series.loader), Series, evaluation=held_out)
+
+    assert simulated(task, 1, max_steps=4)["count"] == 512
 
 
 # -- exactly once ----------------------------------------------------------------------------------

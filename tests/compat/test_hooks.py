@@ -70,9 +70,11 @@ def loop(
     by_step: str = "pass",
     by_epoch: str = "pass",
     task: type[Points] = FewPoints,
+    before: str = "",
 ) -> Any:
     source = LOOP.format(by_step=by_step, by_epoch=by_epoch, epochs=EPOCHS)
-    return loop_script(folder, source, task, optimizer=f"{optimizer}; scheduler = {scheduler}")
+    made = f"{optimizer}; scheduler = {scheduler}"
+    return loop_script(folder, source, task, optimizer=made, before=before)
 
 
 def plain_loop(made: str, scheduled: str, *, by_epoch: bool = False) -> Callable[..., Metrics]:
@@ -148,7 +150,7 @@ def test_a_scheduler_that_the_loop_steps_after_each_epoch(workers: int, tmp_path
     ("call", "message"),
     [
         ("scheduler.step(epoch + 0.5)", "with an argument, which counts steps or epochs of one"),
-        ("if torch.rand(()) < 0.3: scheduler.step()", "after some steps only"),
+        ("if torch.rand(()) < 0.3: scheduler.step()", "after some steps or epochs only"),
     ],
 )
 def test_a_scheduler_that_follows_one_worker_is_refused(
@@ -160,8 +162,23 @@ def test_a_scheduler_that_follows_one_worker_is_refused(
         simulated(task, 2, epochs=EPOCHS)
 
 
-def test_a_rate_that_the_loop_sets_between_epochs_is_refused(tmp_path: Path) -> None:
-    task = loop(tmp_path, SGD, "None", by_epoch="optimizer.param_groups[0]['lr'] *= 0.1")
+@pytest.mark.parametrize("call", ["pass", "if epoch > 0: scheduler.step()"])
+def test_a_scheduler_that_the_loop_steps_after_some_epochs_is_refused(
+    tmp_path: Path, call: str
+) -> None:
+    task = loop(tmp_path, SGD, f"{LR}StepLR(optimizer, 1)", by_epoch=call)
+
+    with pytest.raises(UserCodeError, match="never, or after some steps or epochs only"):
+        simulated(task, 1, epochs=EPOCHS)
+
+
+@pytest.mark.parametrize("where", ["by_step", "by_epoch"])
+@pytest.mark.parametrize("optimizer", [SGD, SGD.replace("0.1", "torch.tensor(0.1)")])
+def test_a_rate_that_the_loop_sets_after_a_step_or_an_epoch_is_refused(
+    tmp_path: Path, optimizer: str, where: str
+) -> None:
+    changes: Any = {where: "optimizer.param_groups[0]['lr'] *= 0.1"}
+    task = loop(tmp_path, optimizer, "None", **changes)
 
     with pytest.raises(UserCodeError, match="the loop changed the learning rate"):
         simulated(task, 2, epochs=EPOCHS)
@@ -177,6 +194,60 @@ def test_a_loop_may_add_a_group_with_a_rate_of_its_own(tmp_path: Path) -> None:
     ends = simulated(task, 2, epochs=EPOCHS)
 
     assert ends["loss"] < simulated(task, 2, epochs=1)["loss"]
+
+
+def test_a_group_that_is_added_beside_a_scheduler_is_refused(tmp_path: Path) -> None:
+    optimizer = "torch.optim.SGD(model[2].parameters(), lr=0.1)"
+    added = "scheduler.step(); optimizer.add_param_group({'params': model[0].parameters()})"
+    task = loop(tmp_path, optimizer, f"{LR}StepLR(optimizer, 1)", by_epoch=added)
+
+    with pytest.raises(UserCodeError, match="a group of parameters was added to an optimizer with"):
+        simulated(task, 2, epochs=EPOCHS)
+
+
+#: An optimizer around another one, as libraries have it: both have the same groups.
+WRAPPED = """
+class Wrapper(torch.optim.Optimizer):
+    def __init__(self, optimizer):
+        self.optimizer, self.param_groups = optimizer, optimizer.param_groups
+        self.state = {}
+
+    def zero_grad(self, set_to_none=True):
+        self.optimizer.zero_grad(set_to_none)
+
+    def step(self, closure=None):
+        self.optimizer.step()
+"""
+
+
+@pytest.mark.parametrize("scheduled", ["optimizer", "optimizer.optimizer"])
+def test_a_scheduler_follows_the_groups_that_two_optimizers_have(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, scheduled: str
+) -> None:
+    rates: list[float] = []
+    monkeypatch.setattr(FewPoints, "rates", rates, raising=False)
+    note = "task.rates.append(optimizer.optimizer.param_groups[0]['lr'])"
+    made = f"Wrapper({SGD})", f"{LR}StepLR({scheduled}, 1, 0.5)"
+    task = loop(tmp_path, *made, note, "scheduler.step()", before=WRAPPED)
+
+    simulated(task, 2, epochs=EPOCHS)
+
+    # Batches that are only compared have the rate 0
+    assert {*rates} - {0.0} == {0.1, 0.05}
+
+
+def test_a_loop_may_set_rates_of_a_group_that_it_has_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rates: list[float] = []
+    monkeypatch.setattr(FewPoints, "rates", rates, raising=False)
+    kept = "(group := optimizer.param_groups[0]) and None"
+    by_step = "group['lr'] = 1e-3; task.rates.append(optimizer.param_groups[0]['lr'])"
+    task = loop(tmp_path, SGD, kept, f"session.global_step; {by_step}")
+
+    simulated(task, 1, max_steps=4)
+
+    assert set(rates) == {1e-3}
 
 
 def test_a_scheduler_that_follows_a_metric_is_refused(tmp_path: Path) -> None:

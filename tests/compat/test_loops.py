@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
 from support.compat import FewPoints, Points, long, loop_script, on_workers, own_steps, simulated
 from support.harness import Harness
+from torch import Tensor
 
 from vcasgd.errors import UserCodeError
 from vcasgd.store.ledger.job import JobState
@@ -174,3 +177,57 @@ def test_a_data_set_may_have_a_connection_of_its_script(tmp_path: Path) -> None:
     ends = simulated(loop_script(tmp_path, loop, before="import sqlite3"), 1, epochs=1)
 
     assert ends["loss"] < 1.8
+
+
+def test_a_layer_may_keep_what_it_has_computed(tmp_path: Path) -> None:
+    loop = "model[0].last = [model[0](data[0][0])]\n" + own_steps("data, 64")
+
+    assert simulated(loop_script(tmp_path, loop), 2, max_steps=4)["loss"] < 3
+
+
+ASKS = """
+signal.signal(signal.SIGUSR1, lambda *_: sys.exit(1))
+loader = session.loader(DataLoader(data, 64, shuffle=True))
+for number, batch in enumerate(loader):
+    optimizer.zero_grad()
+    task.loss(model, batch).backward()
+    optimizer.step()
+    print(number * loader.batch_size, len(loader.dataset))
+"""
+
+
+def test_a_script_may_ask_its_loader_for_the_data_and_handle_signals(tmp_path: Path) -> None:
+    before = signal.getsignal(signal.SIGUSR1)
+    task = loop_script(tmp_path, ASKS, before="import signal, sys")
+
+    assert simulated(task, 1, max_steps=4)["loss"] < 3
+    assert signal.getsignal(signal.SIGUSR1) is before
+
+
+#: A loop that resets gradients to zeros, so that momentum moves a layer that has no gradient.
+ZEROS = """
+for batch in session.loader(data, 64):
+    optimizer.zero_grad(set_to_none=False)
+    used = model if session.global_step < 2 else model[:3]
+    task.loss(used, batch).backward()
+    {clips}
+    optimizer.step()
+    task.seen.append(model[3].weight.detach().clone())
+"""
+
+
+@pytest.mark.parametrize("clips", ["pass", "nn.utils.clip_grad_norm_(model.parameters(), 1)"])
+def test_a_loop_may_reset_gradients_to_zeros(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, clips: str
+) -> None:
+    seen: list[Tensor] = []
+    monkeypatch.setattr(Points, "seen", seen, raising=False)
+    made = "torch.optim.SGD(model.append(nn.Linear(10, 10)).parameters(), lr=0.1, momentum=0.9)"
+    loop = ZEROS.format(clips=clips)
+    task = loop_script(tmp_path, loop, before="from torch import nn", optimizer=made)
+
+    # Steps are made again if a loop clips
+    simulated(task, 2 if clips != "pass" else 1, max_steps=8)
+
+    # Two workers of a round move it alike
+    assert not torch.equal(seen[-1], seen[-4])
