@@ -82,6 +82,9 @@ class SyntheticLearner(Learner):
     def initial(self) -> tuple[Tensor, Tensor]:
         return new_vector(self.layout.floats), torch.zeros(0, dtype=torch.int64)
 
+    def rehearse(self, on_progress: Callable[[], None]) -> None:
+        """Do nothing, because the model has no values."""
+
     def start_subtask(self) -> None:
         """Do nothing; there is no optimizer."""
 
@@ -96,6 +99,7 @@ class SyntheticLearner(Learner):
         on_step: Callable[[], None],
         asynchrony: float = 0.0,  # noqa: ARG002
         memory: Callable[[], Tensor] | None = None,
+        reads: bool = True,  # noqa: ARG002 - no worker keeps a copy
     ) -> Trained:
         self._on_push()
         on_step()

@@ -69,7 +69,8 @@ def test_bench_store_reports_all_figures_and_cleans_up(
             TMPDIR=folder, VCASGD_REDIS_SERVER=require_binary(kind),
         )  # fmt: skip
         assert processes_of(Path(folder)) == []
-        assert list(Path(folder).iterdir()) == []
+        # torch leaves a folder for code that it compiles.
+        assert {each.name.split("_")[0] for each in Path(folder).iterdir()} <= {"torchinductor"}
 
     figures = json.loads(text)
     assert (figures["server"], figures["store_nodes"], figures["rejected"]) == (kind, nodes, 0)
