@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from support.compat import FewPoints, Points, long, loop_script, on_workers, own_steps, simulated
+from support.compat import FewPoints, Points, loop_script, on_workers, own_steps, simulated
 from support.harness import Harness
 from torch import Tensor
 
@@ -72,7 +72,7 @@ class Rows(Dataset):
 """
 
 
-@pytest.mark.parametrize("workers", [1, *long(4)])
+@pytest.mark.parametrize("workers", [1, 4])
 def test_the_last_step_of_a_loop_that_counts_its_steps_counts(workers: int, tmp_path: Path) -> None:
     steps = EPOCHS * Points.samples // Points.batch_size
     task = loop_script(tmp_path, OWN_COUNT.format(steps=steps), before="import sys")
@@ -110,7 +110,7 @@ def test_a_loop_has_one_training_set(tmp_path: Path) -> None:
 
 
 # Four workers make steps again.
-@pytest.mark.parametrize("workers", [1, *long(4)])
+@pytest.mark.parametrize("workers", [1, 4])
 def test_a_step_may_call_that_of_its_base_class(tmp_path: Path, workers: int) -> None:
     scaled = "Scaled(model.parameters(), lr=0.1, momentum=0.9)"
     task = loop_script(tmp_path, own_steps(), before=DERIVED, optimizer=scaled)

@@ -18,7 +18,6 @@ from support.compat import (
     evaluate_plainly,
     extended,
     grid,
-    long,
     loop_script,
     orders,
     simulated,
@@ -200,7 +199,7 @@ def schedule_free_twin(task: Points, model: nn.Module, optimizer: Any, *others: 
     "name",
     [
         "inherited",
-        *long("own"),
+        pytest.param("own", marks=pytest.mark.ci),
         *extended(*(each for each in OPTIMIZERS if each not in FEW_OPTIMIZERS)),
     ],
 )
