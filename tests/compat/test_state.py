@@ -300,6 +300,31 @@ def test_plain_attributes_have_the_order_of_the_code() -> None:
     assert list(found) == [f"beside:{name}" for name in reversed(NAMES)]
 
 
+class Measures(Points):
+    """A task that keeps its least loss, and whose model has a metric."""
+
+    def __init__(self) -> None:
+        self.least = torch.tensor(torch.inf)
+
+    def model(self) -> nn.Module:
+        metric = pytest.importorskip("torchmetrics").PearsonCorrCoef()
+        return nn.ModuleDict({"network": super().model(), "metric": metric})
+
+    def loss(self, model: Any, batch: Any) -> Tensor:
+        answers = model["network"](batch[0])
+        model["metric"](answers[:, 0].detach(), batch[1].float())
+        loss = F.cross_entropy(answers, batch[1])
+        self.least = torch.minimum(self.least, loss.detach())
+        return loss
+
+
+def test_what_a_worker_only_measures_does_not_travel() -> None:
+    facts = facts_of(Measures())
+
+    assert Layout.from_json(facts.layout).beside == []
+    assert facts.min_local_batch == 2
+
+
 def test_what_a_module_keeps_of_its_last_batch_is_no_state() -> None:
     facts = facts_of(PlainAttributes())
 

@@ -203,7 +203,9 @@ class StateSearch:
             if after is None or after.shape != before.shape or after.dtype != before.dtype:
                 continue
             if not torch.equal(after.detach(), before):
-                self._changed.add(name)
+                if bool(before.isfinite().all()):
+                    # A version can't have infinite values, as the least loss has at first.
+                    self._changed.add(name)
                 with torch.no_grad():
                     after.copy_(before)
 

@@ -276,9 +276,11 @@ _LIBRARIES = ("torch", "vcasgd", "builtins", "lightning", "pytorch_lightning", "
 
 
 def is_own(value: object) -> bool:
-    """Return True for an object with attributes whose class isn't one of a library."""
-    library = type(value).__module__.partition(".")[0]
-    return hasattr(value, "__dict__") and library not in _LIBRARIES
+    """Return True for an object with attributes whose class isn't one of a library, nor a metric,
+    whose numbers are those of a worker."""
+    own, *bases = (each.__module__.partition(".")[0] for each in type(value).__mro__)
+    is_metric = "torchmetrics" in (own, *bases)
+    return hasattr(value, "__dict__") and own not in _LIBRARIES and not is_metric
 
 
 #: Folders from which this process has loaded tasks.
