@@ -168,6 +168,9 @@ def test_an_invalid_file_with_variables_is_refused_without_its_content(tmp_path:
     with pytest.raises(SpecError, match=r"line 2 of .* is not of the form NAME=value") as caught:
         read_variables(file)
     assert KEY not in str(caught.value)
+    file.write_bytes(b"A=\xff\n")
+    with pytest.raises(SpecError, match="VCASGD_TRACKER_ENV: "):
+        read_variables(file)
 
 
 def test_a_tracker_is_there_once() -> None:

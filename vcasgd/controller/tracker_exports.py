@@ -221,7 +221,7 @@ def read_variables(file: Path) -> dict[str, str]:
     """
     try:
         lines = file.expanduser().read_text().splitlines()
-    except OSError as error:
+    except (OSError, UnicodeDecodeError) as error:
         raise SpecError(f"VCASGD_TRACKER_ENV: {error}", field="VCASGD_TRACKER_ENV") from error
     variables = {}
     for number, line in enumerate(lines, 1):
