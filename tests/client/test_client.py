@@ -11,8 +11,9 @@ from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
-from support.api_harness import A_JOB, Api
+from support.api_harness import A_JOB, Api, spec, zipped
 from support.http_servers import LocalServer, QuietHandler
 from support.ports import free_port
 from support.waiting import PATIENCE
@@ -22,6 +23,8 @@ from vcasgd.errors import ApiError, CheckpointDamaged, NotFound, SpecError
 from vcasgd.schemas.jobs import JobView
 
 Answer = Callable[[BaseHTTPRequestHandler], None]
+#: Headers of a submission.
+SENT = ("Authorization", "Content-Type", "Idempotency-Key")
 
 
 @contextmanager
@@ -75,6 +78,34 @@ def events(*numbers: int, end: bool = False) -> bytes:
     ]
     blocks += ['event: end\r\ndata: {"state": "failed"}'] if end else []
     return "".join(f"{block}\r\n\r\n" for block in blocks).encode()
+
+
+# -- submissions --------------------------------------------------------------------------------
+
+
+def test_a_job_whose_answer_is_lost_is_submitted_once(api: Api, client: Client) -> None:
+    class Relay(QuietHandler):
+        lost = 0
+
+        def do_POST(self) -> None:
+            headers = {name: self.headers[name] for name in SENT}
+            url = f"{api.url}{self.path}"
+            answer = httpx.post(url, content=self.body(), headers=headers, trust_env=False)
+            if not Relay.lost:
+                Relay.lost = answer.status_code
+                self.connection.close()
+                return
+            self.answer(answer.status_code, answer.content)
+
+        def do_HEAD(self) -> None:
+            self.answer(200)
+
+    client.upload(package := zipped())
+    with LocalServer(Relay) as server, Client(server.url, api.token) as relayed:
+        job = relayed.submit(spec(), package)
+
+    assert Relay.lost == 201
+    assert [each.id for each in client.jobs()] == [job.id]
 
 
 # -- following ----------------------------------------------------------------------------------

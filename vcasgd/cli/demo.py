@@ -7,7 +7,6 @@ import shutil
 import signal
 import tempfile
 import time
-import uuid
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
@@ -237,7 +236,7 @@ class _Demo:
         url = stack.await_ready(ReadyPrinter(self._console)).api_url
         with Client(url, StackHome(home).token() or "") as client:
             spec = load_job(_example() / "demo.yaml")
-            job = client.submit_directory(spec, idempotency_key=uuid.uuid4().hex)
+            job = client.submit_directory(spec)
             self._print(f"submitted {job.id} to {url}")
             bounded = _bounded(statuses(client, job.id))
             view = follow(bounded, self._console, Faults(client))

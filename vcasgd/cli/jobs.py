@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-import uuid
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -116,7 +115,7 @@ def submit(
         if not yes:
             confirm(client, spec)
         limit_mb = load_settings().package_limit_mb
-        job = client.submit_directory(spec, limit_mb, idempotency_key or uuid.uuid4().hex)
+        job = client.submit_directory(spec, limit_mb, idempotency_key)
         if as_json:
             show_json(job)
         else:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Iterator, Mapping
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from vcasgd.client.following import PATIENCE_SECONDS, SILENCE_SECONDS, messages
+from vcasgd.client.following import PATIENCE_SECONDS, SILENCE_SECONDS, messages, retried
 from vcasgd.client.job import Job
 from vcasgd.client.secrets import check_secret_files, read_secrets
 from vcasgd.client.transport import FILE_SECONDS, PAGE, Transport, find_api, path_of
@@ -39,6 +41,8 @@ if TYPE_CHECKING:
 
 #: Default limit for the size of a package in MB.
 PACKAGE_LIMIT_MB = 100.0
+#: Seconds for which a submission is repeated if the API, which just had the package, is away.
+SUBMIT_SECONDS = 15.0
 
 _STREAM_DATA: dict[str, type[JobBrief | FleetBrief | MachinesBrief | StoreBrief | JobEventRow]] = {
     "job": JobBrief,
@@ -116,17 +120,18 @@ class Client:
         """Upload the package unless the API has it, and create a job.
 
         ``secrets`` replaces what is read from the sources in the spec. A repeated call with the
-        same key returns the same job. Raises
+        same key returns the same job; one whose answer is lost is repeated by itself. Raises
         :class:`~vcasgd.errors.SpecError` for the wrong field,
         :class:`~vcasgd.errors.PackageError`, and :class:`~vcasgd.errors.Conflict` if the key
         belongs to another job.
         """
-        headers = {"Idempotency-Key": idempotency_key} if idempotency_key else {}
+        headers = {"Idempotency-Key": idempotency_key or uuid.uuid4().hex}
         values = read_secrets(spec, secrets)
         body = {"spec": spec.model_dump(mode="json"), "package": self.upload(package)}
         if values:
             body["secrets"] = values
-        return self._api.post(Job, "jobs", body, headers=headers).bound(self._api)
+        post = partial(self._api.post, Job, "jobs", body, headers=headers)
+        return retried(post, SUBMIT_SECONDS).bound(self._api)
 
     def submit_directory(
         self,
