@@ -29,6 +29,7 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path / "100 % $HOME"
 
 
+@pytest.mark.ci
 def test_unit_joins_with_the_given_options_and_limits(folder: Path, tmp_path: Path) -> None:
     # When the command has run twice
     write_unit(folder)
@@ -59,6 +60,7 @@ def test_unit_joins_with_the_given_options_and_limits(folder: Path, tmp_path: Pa
         assert unit.name not in checked.stderr, checked.stderr
 
 
+@pytest.mark.ci
 def test_folder_that_can_not_be_written_is_named(tmp_path: Path) -> None:
     (tmp_path / "systemd").write_text("a file")
     done = write_unit(tmp_path)
@@ -67,6 +69,7 @@ def test_folder_that_can_not_be_written_is_named(tmp_path: Path) -> None:
     assert str(tmp_path / "systemd") in done.stderr.replace("\n", "")
 
 
+@pytest.mark.ci
 def test_wrong_token_is_refused_before_anything_is_written(tmp_path: Path) -> None:
     done = write_unit(tmp_path, "--token", "token.incomplete")
     assert done.returncode == 1

@@ -254,6 +254,7 @@ def test_installation_that_pip_should_not_change_is_left_alone(installation: Ins
     assert installation.version == OLD
 
 
+@pytest.mark.ci
 def test_installation_of_the_system_is_left_alone(tmp_path: Path) -> None:
     packages = os.pathsep.join([str(Path(vcasgd.__file__).parents[1]), *sys.path[1:]])
     done = run_program(

@@ -176,6 +176,7 @@ def test_many_followers_do_not_delay_other_requests(api: Api, client: Client) ->
         assert all(each.result(PATIENCE) == list(range(10)) for each in followers)
 
 
+@pytest.mark.ci
 def test_follower_survives_restarts_of_the_api(own_api: Api) -> None:
     job = own_api.submit()
     stop = threading.Event()

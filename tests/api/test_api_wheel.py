@@ -31,6 +31,7 @@ def pip(command: str, folder: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(argv, capture_output=True, text=True, check=False, timeout=120)
 
 
+@pytest.mark.ci
 def test_a_machine_installs_the_version_of_its_stack(stack: httpx.Client, tmp_path: Path) -> None:
     done = pip(wheel.install_command(str(stack.base_url), own_certificate=False), tmp_path)
 

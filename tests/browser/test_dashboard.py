@@ -37,6 +37,7 @@ def job(site: Site) -> str:
     return site.submit()
 
 
+@pytest.mark.ci
 def test_job_from_submission_to_model(dashboard: Dashboard, tmp_path: Path) -> None:
     page = dashboard.page
 

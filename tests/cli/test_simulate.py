@@ -17,6 +17,7 @@ SHORT = ["--set", "epochs=1", "--set", "subtasks_per_epoch=15", "--set", "update
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 
+@pytest.mark.ci
 def test_simulate_trains_a_job_on_machines_of_one_speed_or_several() -> None:
     result, other = (
         CliRunner().invoke(app, ["simulate", JOB, *SHORT, "--json", *arguments])

@@ -140,6 +140,7 @@ def runner(rig: Rig, machine: str) -> int:
     return found
 
 
+@pytest.mark.ci
 @pytest.mark.slow
 def test_orders_that_return_to_what_a_machine_had_confirmed(
     rig: Rig, driver: Driver, start_node: Callable[[], str]

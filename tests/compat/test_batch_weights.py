@@ -126,6 +126,7 @@ class UndeclaredLabels(Undeclared, FewLabels):
     pass
 
 
+@pytest.mark.ci
 @grid
 def test_labels_that_are_found(workers: int) -> None:
     assert_as_plain(Undeclared, workers)

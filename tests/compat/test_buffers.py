@@ -156,6 +156,7 @@ class Ranged(ByLoss):
         return {"largest": model.largest}
 
 
+@pytest.mark.ci
 @grid
 def test_ranges_are_those_of_all_workers(workers: int) -> None:
     ends, twin = simulated(Ranged, workers), plain(Ranged(), 4, 0)

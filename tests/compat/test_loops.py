@@ -110,6 +110,7 @@ def test_a_loop_has_one_training_set(tmp_path: Path) -> None:
 
 
 # Four workers make steps again.
+@pytest.mark.ci
 @pytest.mark.parametrize("workers", [1, 4])
 def test_a_step_may_call_that_of_its_base_class(tmp_path: Path, workers: int) -> None:
     scaled = "Scaled(model.parameters(), lr=0.1, momentum=0.9)"

@@ -18,6 +18,7 @@ from support.compat import (
     evaluate_plainly,
     extended,
     grid,
+    long,
     loop_script,
     orders,
     simulated,
@@ -198,8 +199,7 @@ def schedule_free_twin(task: Points, model: nn.Module, optimizer: Any, *others: 
 @pytest.mark.parametrize(
     "name",
     [
-        "inherited",
-        pytest.param("own", marks=pytest.mark.ci),
+        *long("inherited", "own"),
         *extended(*(each for each in OPTIMIZERS if each not in FEW_OPTIMIZERS)),
     ],
 )

@@ -53,6 +53,7 @@ def test_destroy_terminates_the_machines_of_the_cluster_only(tmp_path: Path) -> 
         assert local.machines() == []
 
 
+@pytest.mark.ci
 def test_destroy_ends_a_machine_that_appears_later(tmp_path: Path) -> None:
     with aws_backend() as aws:
         settings = settings_of(tmp_path, aws.document())
@@ -84,6 +85,7 @@ def test_destroy_ends_machines_of_removed_pools(tmp_path: Path) -> None:
         assert aws.alive() == set()
 
 
+@pytest.mark.ci
 def test_destroy_ends_machines_of_a_pool_that_has_moved(tmp_path: Path) -> None:
     (pools := tmp_path / "pools.yaml").touch()
     with aws_backend() as aws:

@@ -50,6 +50,7 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StackHarness]:
     stack.await_end()
 
 
+@pytest.mark.ci
 def test_a_start_that_is_interrupted_says_that_it_goes_on(
     stack: StackHarness, tmp_path: Path
 ) -> None:

@@ -28,6 +28,7 @@ def _regular_turns(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shard, "UPKEEP_SECONDS", 0.0)
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("kind", KINDS)
 def test_any_history(kind: str, tmp_path: Path) -> None:
     with faulty_servers(kind, tmp_path) as History.servers:

@@ -51,6 +51,11 @@ def extended(*values: Any) -> list[Any]:
     return [pytest.param(each, marks=pytest.mark.extended) for each in values]
 
 
+def long(*values: Any) -> list[Any]:
+    """Return parameters of a test that continuous integration runs."""
+    return [pytest.param(each, marks=pytest.mark.ci) for each in values]
+
+
 #: The grid of a case: ``@grid`` runs a test ``(workers: int)`` with 4 workers, and with
 #: ``--extended`` with 1 and 8.
 grid = pytest.mark.parametrize("workers", [4, *extended(1, 8)])

@@ -95,6 +95,7 @@ def test_a_job_fails_if_its_first_machine_is_the_wrong_one(harness: Harness) -> 
     assert reason.startswith("3 of the job's machines are at fault, 1 are not; the last: task: ")
 
 
+@pytest.mark.ci
 def test_a_first_machine_without_data_does_not_fail_the_job(machines: Machines) -> None:
     # Given a machine with an empty folder, which is the first one
     harness, job = machines.harness, machines.training.job

@@ -85,6 +85,7 @@ def test_two_store_nodes_fail_over_independently(build: Build) -> None:
     assert harness.events(training.job, "restarted") == []
 
 
+@pytest.mark.ci
 def test_the_primary_of_the_tensors_and_the_parameter_server_die_together(build: Build) -> None:
     harness = build(tensors=1)
     training = running(harness, applied=200, samples=600)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 
+import pytest
 from support.harness import Harness
 from support.training import BATCH, running
 from support.waiting import await_truth
@@ -11,6 +12,7 @@ from support.waiting import await_truth
 # --- the parameter server --------------------------------------------------------------
 
 
+@pytest.mark.ci
 def test_repeated_deaths_of_the_parameter_server_lose_nothing(harness: Harness) -> None:
     training = running(harness, samples=1200)
 
@@ -25,6 +27,7 @@ def test_repeated_deaths_of_the_parameter_server_lose_nothing(harness: Harness) 
     assert harness.jobs.get(training.job).totals["rejected"] == {}
 
 
+@pytest.mark.ci
 def test_a_suspended_parameter_server_that_was_replaced_gives_up(harness: Harness) -> None:
     training = running(harness, samples=600)
     sleeper = harness.server
@@ -108,6 +111,7 @@ def test_the_loss_of_both_servers_restores_the_last_checkpoint(harness: Harness)
     assert 0 < training.repeated_samples() <= lost
 
 
+@pytest.mark.ci
 def test_the_loss_of_both_servers_before_a_checkpoint_restarts_the_job(harness: Harness) -> None:
     training = running(harness, applied=200)
 

@@ -225,6 +225,7 @@ def test_a_first_model_that_can_not_be_read_ends_its_job(
     assert harness.server.alive
 
 
+@pytest.mark.ci
 def test_a_record_that_changes_later_ends_neither_the_server_nor_other_jobs(
     harness: Harness, hostile: Hostile
 ) -> None:

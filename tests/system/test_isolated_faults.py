@@ -12,6 +12,7 @@ from vcasgd.store.connection import RedisClient
 from vcasgd.store.keys import TensorKeys
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("harness", [0.25], indirect=True)
 def test_a_data_set_with_methods_of_its_own_keeps_its_leases(harness: Harness) -> None:
     # A subtask takes more than a lease, which is eight heartbeats.
@@ -26,6 +27,7 @@ def test_a_data_set_with_methods_of_its_own_keeps_its_leases(harness: Harness) -
     assert harness.jobs.work(training.job).get("expired", 0) == 0
 
 
+@pytest.mark.ci
 def test_a_full_ledger_lets_jobs_go_on_and_accepts_no_new_ones(harness: Harness) -> None:
     training = Training(harness, samples=200)
     training.start_with_job_loop()
@@ -61,6 +63,7 @@ def _is_full(ledger: RedisClient) -> bool:
     return False
 
 
+@pytest.mark.ci
 def test_a_checkpoint_that_cannot_be_read_delays_no_other_job(harness: Harness) -> None:
     # Given a job that has to go back, and a storage that doesn't answer about it
     training = Training(harness)
@@ -92,6 +95,7 @@ def test_a_checkpoint_that_cannot_be_read_delays_no_other_job(harness: Harness) 
     training.finish()
 
 
+@pytest.mark.ci
 def test_a_job_says_that_its_parameter_server_fails_again_and_again(harness: Harness) -> None:
     training = Training(harness)
     training.start_with_job_loop()
@@ -110,6 +114,7 @@ def test_a_job_says_that_its_parameter_server_fails_again_and_again(harness: Har
     assert harness.server.alive
 
 
+@pytest.mark.ci
 def test_a_job_says_that_the_tensors_server_has_no_memory_left(harness: Harness) -> None:
     training = Training(harness)
     training.start_with_job_loop()

@@ -6,6 +6,7 @@ four parts, so three of four pushes carry nothing, and only what is kept back ma
 
 from __future__ import annotations
 
+import pytest
 from support.harness import Harness
 from support.training import BATCH, Training
 from support.waiting import await_truth
@@ -42,6 +43,7 @@ def test_a_leaving_worker_makes_one_more_step_for_its_residual(harness: Harness)
     assert_complete(training, BATCH * (before + 1))
 
 
+@pytest.mark.ci
 def test_the_end_of_a_job_leaves_no_residual(harness: Harness) -> None:
     # Given two workers, and so many subtasks that most aren't near the end
     training = Training(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
+import pytest
 from support.harness import Harness, RedisServer
 from support.training import Training, running
 from support.waiting import await_truth
@@ -63,6 +64,7 @@ def test_training_goes_on_with_a_restored_ledger(harness: Harness) -> None:
     training.finish()
 
 
+@pytest.mark.ci
 def test_job_continues_with_a_restored_ledger_after_everything_is_lost(harness: Harness) -> None:
     # Given a job with a checkpoint that is newer than the snapshot of the ledger
     training = running(harness, applied=60, samples=400, epochs=3, step_seconds=STEP_SECONDS)

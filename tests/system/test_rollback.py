@@ -56,6 +56,7 @@ def await_success(harness: Harness, job: str) -> JobRecord:
     return done
 
 
+@pytest.mark.ci
 def test_a_job_recovers_from_a_learning_rate_that_is_too_high(harness: Harness) -> None:
     # Given a job whose learning rate becomes too high after an eighth of it
     job = submit(harness, steep=TOO_HIGH)

@@ -39,6 +39,7 @@ def test_workers_train_from_the_same_version(harness: Harness) -> None:
     assert totals.staleness_mean < 1
 
 
+@pytest.mark.ci
 def test_exchanges_are_measured_if_a_subtask_is_one_interval(harness: Harness) -> None:
     training = Training(
         harness, samples=300, subtasks=30, push_every=8, step_seconds=0.01, update=ROUNDS

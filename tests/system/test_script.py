@@ -299,6 +299,7 @@ def test_a_loop_that_counts_its_batches_itself_is_refused(
         interval(learner)
 
 
+@pytest.mark.ci
 def test_an_accumulating_loop_trains_without_workers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

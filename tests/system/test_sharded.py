@@ -149,6 +149,7 @@ def test_one_shard_restarts_without_a_checkpoint(sharded: Harness) -> None:
     assert sharded.jobs.get(training.job).facts is not None
 
 
+@pytest.mark.ci
 @pytest.mark.slow
 def test_all_servers_of_all_nodes_killed_at_once(sharded: Harness) -> None:
     training = running(sharded, applied=60)
@@ -189,6 +190,7 @@ def test_a_worker_killed_between_the_pushes_to_two_shards(sharded: Harness) -> N
     assert training.repeated_samples() > 0
 
 
+@pytest.mark.ci
 @pytest.mark.slow
 def test_a_slow_node_delays_only_its_shard(sharded: Harness) -> None:
     training = running(sharded, applied=60)

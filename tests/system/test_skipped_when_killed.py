@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from support.harness import Harness
 from support.waiting import await_truth
 
@@ -12,6 +13,7 @@ SAMPLES, EPOCHS = 400, 2
 BAD = {50, 150, 250, 350, 75}
 
 
+@pytest.mark.ci
 def test_applied_and_skipped_samples_are_all_samples(harness: Harness) -> None:
     job = harness.submit_audit(
         samples=SAMPLES,

@@ -181,6 +181,7 @@ def test_nobody_waits_for_the_lease_of_a_lost_worker(harness: Harness, reported:
     assert 0 < training.repeated_samples() <= training.interval
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("harness", [0.25], indirect=True, ids=["short leases"])
 def test_the_death_of_all_workers_at_once_costs_one_push_interval_each(harness: Harness) -> None:
     training = Training(harness, samples=600)

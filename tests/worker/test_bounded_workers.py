@@ -189,6 +189,7 @@ def rogue(shared: Harness) -> Rogue:
     return Rogue(shared)
 
 
+@pytest.mark.ci
 def test_no_worker_is_blamed_for_another_ones_updates(rogue: Rogue) -> None:
     for _ in range(2 * REJECTIONS_BEFORE_QUARANTINE):
         header, _ = rogue.update(worker=rogue.honest)

@@ -111,6 +111,7 @@ def test_compiled_model_trains_like_any_other(how: str) -> None:
     assert compilations == [2] * 6
 
 
+@pytest.mark.ci
 def test_session_with_a_compiled_model() -> None:
     task = Compiled("whole")
     model = task.model()

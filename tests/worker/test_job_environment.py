@@ -95,6 +95,7 @@ def test_the_platforms_own_packages_are_not_replaced(code: Path, tmp_path: Path)
     assert not (made.folder / COMPLETE).exists()
 
 
+@pytest.mark.ci
 def test_an_optional_package_can_have_another_version_for_a_job(code: Path, tmp_path: Path) -> None:
     """It is installed here, but the platform itself doesn't need it."""
     write_wheel(code / "wheels", "pandas", "0.1", "old = True")

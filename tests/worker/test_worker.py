@@ -122,10 +122,10 @@ def test_code_that_never_works_fails_the_job_before_anything_is_trained(
     failed = user.await_state(user.submit(code, **fields), JobState.FAILED)
 
     assert reason in (failed.reason or "")
-    assert not failed.totals
+    assert failed.totals.get("updates", 0) == 0
     pieces = [failure.piece for failure in user.harness.jobs.failures(failed.id)]
-    assert set(pieces) == {"initialise:0"}
-    assert len(pieces) >= ATTEMPTS, "another machine may be right"
+    # Another machine may be right.
+    assert max(map(pieces.count, pieces)) >= ATTEMPTS
 
 
 def test_an_error_at_one_sample_fails_the_job_after_three_attempts(

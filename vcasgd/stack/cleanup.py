@@ -22,7 +22,7 @@ from vcasgd.stack.home import PartState, StackHome, StackState
 from vcasgd.stack.layout import kind_of
 from vcasgd.stack.parts import PARTS, PROBE_SECONDS, mark
 from vcasgd.steady_time import steady_time
-from vcasgd.store.connection import connect
+from vcasgd.store.connection import check_server, connect
 from vcasgd.store.ledger.control import Control
 from vcasgd.store.ledger.jobs import Jobs
 from vcasgd.worker_names import machine_of
@@ -58,9 +58,11 @@ class KnownMachines:
 
     @classmethod
     def read(cls, ledger_url: str) -> KnownMachines:
-        """Read them; nothing if the ledger doesn't answer."""
-        control = Control(connect(ledger_url, answer_seconds=PROBE_SECONDS))
+        """Read them; nothing if the ledger doesn't answer, or is none that the stack supports."""
+        ledger = connect(ledger_url, answer_seconds=PROBE_SECONDS)
+        control = Control(ledger)
         try:
+            check_server(ledger, "ledger")
             rows = control.machines()
             return cls(control.pool_specs(), {name: row["pool"] for name, row in rows.items()})
         except StoreError as error:
