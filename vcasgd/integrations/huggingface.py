@@ -203,7 +203,7 @@ class TrainerTask(Task):
             given = self._given_optimizer
             if self._optimizer_state is None:
                 self._optimizer_state = copy.deepcopy(given.state_dict())
-            load_state(given, self._optimizer_state)
+            load_state(given, copy.deepcopy(self._optimizer_state))
             return given
         model = next(each for each in self._models if any(first is p for p in each.parameters()))
         before = trainer.model

@@ -104,15 +104,15 @@ def reset(optimizer: Optimizer, first: dict[str, Any]) -> None:
         return
     groups = first["param_groups"]
     added = optimizer.state_dict()["param_groups"][len(groups) :]
-    load_state(optimizer, {**first, "param_groups": [*groups, *added]})
+    # The optimizer changes the tensors that it loads.
+    load_state(optimizer, copy.deepcopy({**first, "param_groups": [*groups, *added]}))
 
 
 def load_state(optimizer: Optimizer, state: dict[str, Any]) -> None:
-    """Load a copy of a state. Groups stay the same objects, which loops and wrappers refer to."""
+    """Load a state. Groups stay the same objects, to which loops, schedules, and wrappers refer."""
     inner = [each for each in vars(optimizer).values() if isinstance(each, Optimizer)]
     before = [(one, one.param_groups) for one in (optimizer, *inner)]
-    # The optimizer changes the tensors that it loads.
-    optimizer.load_state_dict(copy.deepcopy(state))
+    optimizer.load_state_dict(state)
     for one, groups in before:
         for group, loaded in zip(groups, one.param_groups, strict=True):
             group |= loaded

@@ -17,7 +17,7 @@ from torch.optim import Optimizer
 from vcasgd.errors import SpecError
 from vcasgd.learning.batch_source import SampleRange
 from vcasgd.learning.local_model import LocalModel
-from vcasgd.learning.optimizers import parts_of
+from vcasgd.learning.optimizers import load_state
 from vcasgd.learning.rank_group import RankGroup, share_norms
 from vcasgd.learning.sharded_model import ShardedModel, check_optimizer, check_task, is_sharded
 from vcasgd.learning.shards import ShardRange
@@ -332,14 +332,7 @@ class FollowingLearner(_RankedLearner):
         assert self.optimizer is not None
         # It comes from the same user's code.
         state = torch.load(io.BytesIO(data), map_location=self.device, weights_only=False)
-        parts = parts_of(self.optimizer)
-        before = [part.param_groups for part in parts]
-        self.optimizer.load_state_dict(state["optimizer"])
-        for part, groups in zip(parts, before, strict=True):
-            # It has made new groups, and schedules set the rates of the others.
-            for group, loaded in zip(groups, part.param_groups, strict=True):
-                group.update(loaded)
-            part.param_groups = groups
+        load_state(self.optimizer, state["optimizer"])
         if self.member is not None and self.member.moments is not None:
             self.member.moments.load_state(state["noise"])
 
