@@ -581,7 +581,7 @@ def test_a_terminal_shows_figures_below_the_events_and_no_silent_workers(api: Ap
         view = show_progress(itertools.chain([first], found), console)
 
     assert view.state == "succeeded"
-    text = console.file.getvalue()  # type: ignore[attr-defined]
+    text = console.file.getvalue()
     for word in ("epoch 2/2 (50%)", "staleness 1.5", "workers 1", "job-running", "job-succeeded"):
         assert word in text
 

@@ -44,7 +44,7 @@ class OneIn(Dataset[Any]):
         self.bad, self._points = bad, points
 
     def __len__(self) -> int:
-        return len(self._points)  # type: ignore[arg-type]
+        return len(self._points)
 
     def __getitem__(self, index: int) -> Any:
         if index == self.bad:
@@ -94,7 +94,7 @@ class NotNumbers(Points):
     def dataset(self, split: str) -> Dataset[Any]:
         data = super().dataset(split)
         if split == "train":
-            data.tensors[0][[100, 1200, 2300]] = torch.nan  # type: ignore[attr-defined]
+            data.tensors[0][[100, 1200, 2300]] = torch.nan
         return data
 
 

@@ -114,7 +114,7 @@ def test_parts_without_a_label(workers: int) -> None:
 
 
 class Undeclared(MeanOverTokens):
-    def batch_weight(self, batch: Any) -> None:  # type: ignore[override]
+    def batch_weight(self, batch: Any) -> None:
         return None
 
     def evaluate(self, model: nn.Module, batch: Any) -> dict[str, Tensor]:
@@ -160,7 +160,7 @@ def accumulated(
 ) -> Metrics:
     """Train as a loop that divides the sum of the losses of a step by its number of labels."""
     data = task.dataset("train")
-    for indices in orders(len(data), epochs, seed, task.batch_size):  # type: ignore[arg-type]
+    for indices in orders(len(data), epochs, seed, task.batch_size):
         size = -(-len(indices) // parts)
         cuts = range(0, len(indices), size)
         batches = [task.collate([data[at] for at in indices[cut : cut + size]]) for cut in cuts]
@@ -168,7 +168,7 @@ def accumulated(
         optimizer.zero_grad()
         for batch, weight in zip(batches, weights, strict=True):
             if weight:
-                (task.loss(model, batch) * weight / sum(weights)).backward()  # type: ignore[no-untyped-call]
+                (task.loss(model, batch) * weight / sum(weights)).backward()
         if sum(weights):
             optimizer.step()
     return evaluate_plainly(task, model)
@@ -230,7 +230,7 @@ class Dropping(Points):
     samples, batch_size = 512, 8
 
     def dataset(self, split: str) -> Any:
-        data = list(super().dataset(split))  # type: ignore[call-overload]
+        data = list(super().dataset(split))
         if split == "train":
             kept = {1, *next(iter(orders(self.samples, 1, 0, self.batch_size)))[::2]}
             data = [each if at % 3 or at in kept else None for at, each in enumerate(data)]

@@ -207,7 +207,7 @@ class Zeros(FewPoints):
 
     def model(self) -> nn.Module:
         model = super().model()
-        nn.init.zeros_(model[2].weight)  # type: ignore[index, arg-type]
+        nn.init.zeros_(model[2].weight)
         return model
 
 
@@ -272,7 +272,7 @@ class Frozen(Normalized):
 
     def model(self) -> nn.Module:
         model = super().model()
-        model[1].eval()  # type: ignore[index]
+        model[1].eval()
         return model
 
 

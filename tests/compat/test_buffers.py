@@ -275,7 +275,7 @@ class Shifted(Dataset[Any]):
         self.points = points
 
     def __len__(self) -> int:
-        return len(self.points)  # type: ignore[arg-type]
+        return len(self.points)
 
     def __getitem__(self, index: int) -> Any:
         point, label = self.points[index]

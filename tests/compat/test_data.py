@@ -232,7 +232,7 @@ class Series(Points):
     loader = "DataLoader(data, 64)"
 
     def sampler(self, dataset: Dataset[Any]) -> Any:
-        return range(len(dataset))  # type: ignore[arg-type]
+        return range(len(dataset))
 
 
 # -- all of them --------------------------------------------------------------------------------

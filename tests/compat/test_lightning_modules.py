@@ -122,7 +122,7 @@ def test_steps_in_turn_need_large_parts(workers: int, tmp_path: Path) -> None:
 
 @pytest.mark.ci
 def test_gradients_are_clipped_by_value(tmp_path: Path) -> None:
-    class Module(module_of("Module")):  # type: ignore[misc]
+    class Module(module_of("Module")):
         def configure_optimizers(self) -> Any:
             return torch.optim.AdamW(self.parameters(), lr=3e-3)
 
@@ -161,7 +161,7 @@ def test_gradients_travel_if_the_module_changes_them_and_no_other_of_its_file(
 def test_a_module_may_ask_for_the_batches_of_an_epoch() -> None:
     asked = []
 
-    class Asks(module_of("Module")):  # type: ignore[misc]
+    class Asks(module_of("Module")):
         def configure_optimizers(self) -> Any:
             self.trainer.fit_loop.setup_data()
             asked.append(len(self.train_dataloader()))
@@ -182,7 +182,7 @@ def test_a_module_may_ask_for_the_batches_of_an_epoch() -> None:
 def test_a_module_may_ask_whether_a_batch_is_the_last_one_of_its_epoch() -> None:
     last = []
 
-    class Asks(module_of("Module")):  # type: ignore[misc]
+    class Asks(module_of("Module")):
         def training_step(self, batch: Any, batch_idx: int) -> Any:
             last.append((batch_idx, self.trainer.is_last_batch))
             return super().training_step(batch, batch_idx)

@@ -71,7 +71,7 @@ class Lamb(Optimizer):
         super().__init__(parameters, {"lr": lr})
 
     @torch.no_grad()
-    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+    def step(self, closure: Any = None) -> None:
         for group in self.param_groups:
             group["step"] = group.get("step", 0) + 1
             unbias = 1 - 0.9 ** group["step"], 1 - 0.999 ** group["step"]
@@ -90,7 +90,7 @@ class Clamped(torch.optim.RMSprop):
     """RMSprop that changes the gradients before the step of its base."""
 
     @torch.no_grad()
-    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+    def step(self, closure: Any = None) -> None:
         for each in self.param_groups[0]["params"]:
             each.grad.clamp_(-1, 1)
         super().step(closure)
@@ -107,7 +107,7 @@ class ByHand(Optimizer):
         self.made = 0
 
     @torch.no_grad()
-    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+    def step(self, closure: Any = None) -> None:
         self.made += 1
         group = self.param_groups[0]
         norm = torch.nn.utils.get_total_norm([each.grad for each in self.owned])
@@ -131,7 +131,7 @@ class Lookahead(Optimizer):
         self.optimizer.zero_grad(set_to_none)
 
     @torch.no_grad()
-    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+    def step(self, closure: Any = None) -> None:
         self.optimizer.step()
         self.made += 1
         if self.made % 5:
@@ -164,7 +164,7 @@ class ScheduleFree(Optimizer):
                     each.lerp_(self.state[each]["z"], weight)
 
     @torch.no_grad()
-    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+    def step(self, closure: Any = None) -> None:
         for group in self.param_groups:
             assert group["mode"], "a step needs train()"
             group["k"] += 1
@@ -329,7 +329,7 @@ class Sam(Optimizer):
         self.param_groups = self.base_optimizer.param_groups
 
     @torch.no_grad()
-    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+    def step(self, closure: Any = None) -> None:
         assert closure is not None, "SAM needs a closure"
         parameters = [each for group in self.param_groups for each in group["params"]]
         norm = torch.nn.utils.get_total_norm([each.grad for each in parameters])
@@ -351,13 +351,13 @@ class WithSam(Points):
 
 def closure_twin(task: Points, model: nn.Module, optimizer: Any, epochs: int, seed: int) -> Metrics:
     data = task.dataset("train")
-    for indices in orders(len(data), epochs, seed, task.batch_size):  # type: ignore[arg-type]
+    for indices in orders(len(data), epochs, seed, task.batch_size):
         batch = task.collate([data[index] for index in indices])
 
         def closure(batch: Any = batch) -> Tensor:
             optimizer.zero_grad()
             loss = task.loss(model, batch)
-            loss.backward()  # type: ignore[no-untyped-call]
+            loss.backward()
             return loss
 
         if isinstance(optimizer, Sam):

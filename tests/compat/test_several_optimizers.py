@@ -34,7 +34,7 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 class TwoOptimizers(Points):
     """Muon for matrices, and AdamW for the rest."""
 
-    def optimizer(self, parameters: Iterable[nn.Parameter]) -> list[Optimizer]:  # type: ignore[override]
+    def optimizer(self, parameters: Iterable[nn.Parameter]) -> list[Optimizer]:
         parameters = list(parameters)
         matrices = [each for each in parameters if each.ndim == 2]
         return [
@@ -115,7 +115,7 @@ def in_turn_twin(task: Points, model: Any, _: Optimizer, epochs: int, seed: int)
     for indices in orders(task.samples, epochs, seed, task.batch_size):
         for optimizer in optimizers:
             optimizer.zero_grad()
-            task.loss(model, task.collate([data[index] for index in indices])).backward()  # type: ignore[no-untyped-call]
+            task.loss(model, task.collate([data[index] for index in indices])).backward()
             optimizer.step()
     return evaluate_plainly(task, model)
 

@@ -195,7 +195,7 @@ class Remembering(Points):
         self.last_norm = torch.zeros(())
 
     def dataset(self, split: str) -> Dataset[Any]:
-        return TensorDataset(*super().dataset(split).tensors, torch.arange(self.samples))  # type: ignore[attr-defined]
+        return TensorDataset(*super().dataset(split).tensors, torch.arange(self.samples))
 
     def loss(self, model: nn.Module, batch: Any) -> Tensor:
         points, labels, numbers = batch
@@ -263,7 +263,7 @@ class Scaled(nn.Module):
             self.mean = 0.98 * self.mean + 0.02 * points.mean(0)
             self.square = 0.98 * self.square + 0.02 * points.square().mean(0)
         deviation = (self.square - self.mean**2).clamp(min=1e-3).sqrt()
-        self.last = {"points": points, "hidden": self.network[0](points)}  # type: ignore[index]
+        self.last = {"points": points, "hidden": self.network[0](points)}
         return self.network((points - self.mean) / deviation)
 
 
@@ -274,7 +274,7 @@ class PlainAttributes(Points):
         return Scaled(super().model(), self.features)
 
     def dataset(self, split: str) -> Dataset[Any]:
-        points, labels = super().dataset(split).tensors  # type: ignore[attr-defined]
+        points, labels = super().dataset(split).tensors
         return TensorDataset(3 * points + 5, labels)
 
     def optimizer(self, parameters: Iterable[nn.Parameter]) -> Optimizer:

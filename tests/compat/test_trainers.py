@@ -83,7 +83,7 @@ def made() -> Callable[..., Any]:
     """Return a function that makes a trainer whose callback and loss follow the step."""
     from transformers import Trainer, TrainerCallback, TrainingArguments
 
-    class Noise(TrainerCallback):  # type: ignore[misc]
+    class Noise(TrainerCallback):
         """Noise that decreases with the step, until the middle of the second epoch."""
 
         noise = 0.0
@@ -91,7 +91,7 @@ def made() -> Callable[..., Any]:
         def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
             self.noise = 3 * max(0.0, 1 - state.global_step / 100) if state.epoch < 1.5 else 0.0
 
-    class Noisy(Trainer):  # type: ignore[misc]
+    class Noisy(Trainer):
         def compute_loss(self, model: Any, inputs: Any, **more: Any) -> Any:
             if model.training:
                 (noise,) = (each.noise for each in self.callbacks if isinstance(each, Noise))
@@ -163,7 +163,7 @@ def test_callbacks_that_each_worker_runs_are_noted() -> None:
 def test_a_callback_may_set_rates() -> None:
     from transformers import TrainerCallback
 
-    class Stretch(TrainerCallback):  # type: ignore[misc]
+    class Stretch(TrainerCallback):
         """Half of the scheduled rate in the first epoch."""
 
         def on_step_begin(
@@ -234,7 +234,7 @@ def test_parameters_of_the_trainer_are_trained(workers: int) -> None:
             self.scale = nn.Parameter(torch.tensor(-3.0))
 
         def create_optimizer(self) -> Any:
-            optimizer = super().create_optimizer()  # type: ignore[misc]
+            optimizer = super().create_optimizer()
             optimizer.add_param_group({"params": [self.scale], "lr": 0.1})
             return optimizer
 
@@ -281,7 +281,7 @@ def test_a_trainer_ends_as_with_its_own_loop(workers: int) -> None:
 def test_a_callback_changes_the_gradient_of_the_whole_batch(workers: int) -> None:
     from transformers import TrainerCallback
 
-    class Clamps(TrainerCallback):  # type: ignore[misc]
+    class Clamps(TrainerCallback):
         def on_pre_optimizer_step(
             self, args: Any, state: Any, control: Any, model: Any = None, **_: Any
         ) -> None:
@@ -304,7 +304,7 @@ def test_a_trainer_streams_its_data(workers: int) -> None:
 def test_a_callback_can_stop_the_training() -> None:
     from transformers import TrainerCallback
 
-    class Stop(TrainerCallback):  # type: ignore[misc]
+    class Stop(TrainerCallback):
         def on_epoch_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
             control.should_training_stop = True
 

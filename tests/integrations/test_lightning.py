@@ -49,7 +49,7 @@ def task_of(module: type[Any], **options: Any) -> Task:
 def one_weight(lightning: ModuleType) -> Any:
     """Return a class of modules with one weight."""
 
-    class OneWeight(lightning.LightningModule):  # type: ignore[name-defined, misc]
+    class OneWeight(lightning.LightningModule):
         def __init__(self) -> None:
             super().__init__()
             self.layer = nn.Linear(64, 10)
@@ -144,7 +144,7 @@ def test_callbacks_that_follow_one_worker_are_refused_by_name(
 
 
 def test_a_scheduler_that_follows_a_metric_is_refused(one_weight: Any) -> None:
-    class Scheduled(one_weight):  # type: ignore[misc]
+    class Scheduled(one_weight):
         def configure_optimizers(self) -> Any:
             optimizer = torch.optim.SGD(self.parameters(), lr=0.1)
             scheduler = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer)

@@ -182,7 +182,7 @@ class TestFences:
         new = world.started_shard(token=2)
         go_back(world.tensors, past)
         world.push(0, 0, 2)
-        old._reports.exchange = lambda *_, **__: None  # type: ignore[method-assign]
+        old._reports.exchange = lambda *_, **__: None
         old.turn()
 
         with pytest.raises(Fenced):

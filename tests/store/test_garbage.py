@@ -124,7 +124,7 @@ def mutate(text: str, at: float, junk: bytes) -> bytes:
 
 
 parts = st.floats(0, 1, exclude_max=True)
-#: What is in the place of a chunk of the payload.
+#: Damage to a chunk of the payload.
 BODIES: dict[str, Callable[[RedisClient, str, bytes], object]] = {
     "missing": lambda *_: None,
     "empty": lambda tensors, key, _: tensors.set(key, b""),
@@ -286,7 +286,7 @@ def test_a_parameter_server_refuses_all_of_it(world: World) -> None:
         "non-finite", "integers",
     }  # fmt: skip
     assert "rogue" in world.jobs.workers.quarantined(world.job)
-    assert world.leases("rogue").acquire().quarantined  # type: ignore[union-attr]
+    assert world.leases("rogue").acquire().quarantined
     world.push(1, 0, 2, worker="honest")
     assert shard.turn() == 1
     world.assert_exact()

@@ -23,7 +23,7 @@ from vcasgd.store.ledger.subtasks import read_subtasks
 from vcasgd.store.tensors.snapshot import Record
 
 MILLION = 1_000_000
-#: What fails after its execution is harder to tell from what failed before it.
+#: A command that fails after its execution is the harder case.
 MOMENTS = pytest.mark.parametrize(
     "moment", ["after", pytest.param("before", marks=pytest.mark.extended)]
 )

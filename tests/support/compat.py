@@ -122,8 +122,8 @@ def train_plainly(
     """
     rates = [(group, group["lr"]) for group in optimizer.param_groups]
     data, done, last = task.dataset("train"), 0, 1.0
-    total = epochs * len(data)  # type: ignore[arg-type]
-    batches = orders(len(data), epochs, seed, task.batch_size)  # type: ignore[arg-type]
+    total = epochs * len(data)
+    batches = orders(len(data), epochs, seed, task.batch_size)
     for step, indices in enumerate(batches, 1):
         factor = task.schedule(done / total)
         # Without a schedule, the rates are those of the caller.
@@ -133,7 +133,7 @@ def train_plainly(
         last = factor
         optimizer.zero_grad()
         loss = task.loss(model, task.collate([data[index] for index in indices]))
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()
         if task.clip_norm is not None:
             torch.nn.utils.clip_grad_norm_(model.parameters(), task.clip_norm)
         before_step()
@@ -172,7 +172,7 @@ def evaluate_plainly(task: vcasgd.Task, model: nn.Module) -> Metrics:
     """Return the means of a task's metrics over its validation data."""
     model.eval()
     data, sums = task.dataset("validation"), defaultdict[str, float](float)
-    size = len(data)  # type: ignore[arg-type]
+    size = len(data)
     for start in range(0, size, task.evaluation_batch_size):
         indices = range(start, min(start + task.evaluation_batch_size, size))
         for name, value in task.evaluate(model, task.collate([data[i] for i in indices])).items():

@@ -19,5 +19,5 @@ def _with_groups(self: Instance, *arguments: Any, **options: Any) -> None:
 
 
 if __name__ == "__main__":
-    Instance.__init__ = _with_groups  # type: ignore[method-assign]
+    Instance.__init__ = _with_groups
     main(["-H", "127.0.0.1", "-p", sys.argv[1]])

@@ -222,7 +222,7 @@ def run_server_with_a_stalled_storage() -> int:
                 time.sleep(0.05)
         return stream(storage, name)
 
-    Storage.stream = stall  # type: ignore[method-assign,assignment]
+    Storage.stream = stall
     return run_parameter_server()
 
 

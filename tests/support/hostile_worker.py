@@ -59,7 +59,7 @@ def run() -> int:
         trained = honest(self, *arguments, **options)
         return replace(trained, update=forger.forged(trained.update))
 
-    Learner.train = train  # type: ignore[method-assign]
+    Learner.train = train
     return main()
 
 
@@ -75,7 +75,7 @@ def _poison_momentum(begun: Path) -> None:
                 momentum += 0.05 * momentum.norm() / momentum.numel() ** 0.5
         return trained
 
-    Learner.train = train  # type: ignore[method-assign]
+    Learner.train = train
 
 
 def _upload_garbage(begun: Path) -> None:
@@ -88,7 +88,7 @@ def _upload_garbage(begun: Path) -> None:
             before = torch.full((3 * len(before),), 255, dtype=torch.uint8)
         honest(self, request, before, after)
 
-    RepetitionExchange.upload = upload  # type: ignore[method-assign]
+    RepetitionExchange.upload = upload
 
 
 #: Attacks on repetitions.

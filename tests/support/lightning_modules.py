@@ -26,7 +26,7 @@ class Lines(IterableDataset[Any]):
         return (self.data[index] for index in range(len(self.data)))
 
 
-class Clamps(Callback):  # type: ignore[misc]
+class Clamps(Callback):
     """Clamps gradients before each step."""
 
     def on_before_optimizer_step(self, trainer: Any, pl_module: Any, optimizer: Any) -> None:
@@ -35,7 +35,7 @@ class Clamps(Callback):  # type: ignore[misc]
                 each.grad.clamp_(-0.003, 0.003)
 
 
-class Module(LightningModule):  # type: ignore[misc]
+class Module(LightningModule):
     def __init__(self) -> None:
         super().__init__()
         self.network = Points().model()

@@ -23,7 +23,7 @@ def run() -> int:
             notes.write(f"{trained.steps}\n")
         return trained
 
-    Learner.train = train  # type: ignore[method-assign]
+    Learner.train = train
     return main()
 
 

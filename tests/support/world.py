@@ -47,7 +47,7 @@ from vcasgd.store.tensors.snapshot_store import STATE, SnapshotStore
 from vcasgd.store.tensors.updates import PushResult, UpdateReader, UpdateSender
 
 COUNTING = {"rule": "async-local-sgd", "eta": 1.0}
-#: What a worker reports of an evaluation.
+#: A worker's report of an evaluation.
 RESULT = {"version": 3, "metrics": {"accuracy": 0.5}, "worker": "a", "seconds": 1.0, "at": 2.0}
 #: Samples in a local step of the task.
 BATCH = 2

@@ -103,7 +103,7 @@ def test_a_text_may_have_any_characters(tmp_path: Path) -> None:
 def test_the_split_of_digits_is_reproducible() -> None:
     first, second = (task_of("digits").dataset("validation") for _ in range(2))
 
-    assert len(first) == 360  # type: ignore[arg-type]
+    assert len(first) == 360
     assert torch.equal(first[:][0], second[:][0])
 
 

@@ -156,7 +156,7 @@ def test_a_frozen_ledger_does_not_delay_updates(harness: Harness) -> None:
     log = harness.home / "server-0.log"
     assert "does not answer" not in log.read_text()
 
-    harness.ledger.process.freeze()  # type: ignore[attr-defined]
+    harness.ledger.process.freeze()
     # Known before the first wait, in which the second job goes on.
     reached = [harness.applied(job.job) for job in jobs]
 
@@ -164,6 +164,6 @@ def test_a_frozen_ledger_does_not_delay_updates(harness: Harness) -> None:
     for job, before in zip(jobs, reached, strict=True):
         job.await_samples(before + 20 * job.interval)
     assert log.read_text().count("does not answer") < 10
-    harness.ledger.process.thaw()  # type: ignore[attr-defined]
+    harness.ledger.process.thaw()
     for job in jobs:
         job.await_success()

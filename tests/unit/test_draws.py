@@ -184,7 +184,7 @@ def test_a_part_of_a_streaming_data_set_as_epoch_is_refused() -> None:
 
 def test_a_loader_as_a_task_s_data_set_is_refused() -> None:
     task = LoopTask()
-    task.set_data(DataLoader(DATA), 2, default_collate)  # type: ignore[arg-type]
+    task.set_data(DataLoader(DATA), 2, default_collate)
 
     with pytest.raises(SpecError, match=r"dataset\('train'\) returns a DataLoader .*its data set"):
         TrainingSet.of(task, seed=0)

@@ -7,6 +7,7 @@ import stat
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -62,12 +63,12 @@ def test_a_folder_that_others_can_write_to_is_not_used(
 
 #: Creates a temporary folder of 1 KB, and waits.
 HOLDER = """
-import sys, time
+import sys
 from vcasgd.local_files import temporary_folder
 with temporary_folder("vcasgd-test-") as folder:
     (folder / "file").write_bytes(bytes(1000))
     print(folder, flush=True)
-    time.sleep(60)
+    sys.stdin.read()
 """
 
 
@@ -75,14 +76,14 @@ def test_temporary_folders_of_killed_processes_are_removed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    environment = {**os.environ, "TMPDIR": str(tmp_path)}
-    command = [sys.executable, "-c", HOLDER]
-    with (
-        subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as killed,
-        subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as alive,
-    ):
-        assert killed.stdout
-        assert alive.stdout
+    start = partial(
+        *(subprocess.Popen, [sys.executable, "-c", HOLDER]),
+        env={**os.environ, "TMPDIR": str(tmp_path)},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    with start() as killed, start() as alive:
         left, held = (Path(each.stdout.readline().strip()) for each in (killed, alive))
         killed.kill()
         killed.wait()
@@ -93,4 +94,3 @@ def test_temporary_folders_of_killed_processes_are_removed(
         with temporary_folder("vcasgd-test-") as folder:
             assert sorted(tmp_path.iterdir()) == sorted([held, folder])
         assert not folder.exists()
-        alive.kill()

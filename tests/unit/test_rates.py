@@ -54,7 +54,7 @@ def test_the_rate_is_constant_without_a_schedule() -> None:
 def test_an_invalid_factor_is_an_error_of_the_user(factor: Any) -> None:
     class Wrong(vcasgd.Task):
         def schedule(self, progress: float) -> float:
-            return factor  # type: ignore[no-any-return]
+            return factor
 
     with pytest.raises(UserCodeError, match=r"^schedule "):
         Rates(Wrong(), torch.optim.SGD(parameters(1.0))).follow(Place(0.25))

@@ -27,7 +27,7 @@ def line(weight: float = 0.0) -> nn.Module:
 
 
 def session_of(model: nn.Module, **given: object) -> vcasgd.Session:
-    return vcasgd.Session(model, torch.optim.SGD(model.parameters(), lr=0.1), **given)  # type: ignore[arg-type]
+    return vcasgd.Session(model, torch.optim.SGD(model.parameters(), lr=0.1), **given)
 
 
 def run_loop(
@@ -35,7 +35,7 @@ def run_loop(
 ) -> list[Tensor]:
     """Run the loop with its steps, and return its batches."""
     collected = []
-    for (batch,) in session.batches(*args, **given):  # type: ignore[arg-type]
+    for (batch,) in session.batches(*args, **given):
         collected.append(batch)
         session.step(model(batch).mean())
     return collected
@@ -75,7 +75,7 @@ def test_step_is_that_of_the_optimizer() -> None:
         loss.backward()
         optimizer.step()
 
-    assert torch.equal(ours.weight, theirs.weight)  # type: ignore[arg-type]
+    assert torch.equal(ours.weight, theirs.weight)
     assert ours.weight.grad is None
 
 
@@ -250,4 +250,4 @@ def test_a_loop_can_have_a_new_loader_in_each_epoch() -> None:
             optimizer.step()
 
     # Four steps of two epochs, in each of which the mean of the data is the mean gradient
-    assert float(model.weight.detach()) == pytest.approx(-0.1 * 4 * 4.5)  # type: ignore[operator]
+    assert float(model.weight.detach()) == pytest.approx(-0.1 * 4 * 4.5)

@@ -131,7 +131,7 @@ def test_a_number_is_the_same_sample_on_every_machine(make: Any, readers: int) -
     assert sorted(map(str, whole)) == plain
     # Read forward, back, over borders of shards, and with other random numbers in between.
     for start in (7, 30, 2, 12):
-        torch.rand(3), random.random(), np.random.rand()  # type: ignore[func-returns-value]
+        torch.rand(3), random.random(), np.random.rand()
         stop = min(start + 9, len(whole))
         assert read(second, *range(start, stop)) == whole[start:stop]
     assert read(second, 3, 11, 5) == [whole[3], whole[11], whole[5]]
@@ -173,7 +173,7 @@ def epochs_of(stream: Stream, *epochs: int) -> list[list[Any]]:
 
 @pytest.mark.parametrize(("source", "shuffled"), [(Buffered(), True), (Split(), False)])
 def test_shards_of_a_shuffled_stream_change_their_order(source: Any, *, shuffled: bool) -> None:
-    class Files(type(source)):  # type: ignore[misc]
+    class Files(type(source)):
         num_shards = 10
 
     epochs = epochs_of(Stream(Files(), seed=0), 0, 1, 0)

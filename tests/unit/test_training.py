@@ -77,8 +77,8 @@ def test_a_seed_builds_one_model_and_leaves_the_random_state() -> None:
     before = torch.random.get_rng_state()
     first, second, other = (build(Random(), seed, CPU).weight for seed in (1, 1, 2))
 
-    assert torch.equal(first, second)  # type: ignore[arg-type]
-    assert not torch.equal(first, other)  # type: ignore[arg-type]
+    assert torch.equal(first, second)
+    assert not torch.equal(first, other)
     assert torch.equal(torch.random.get_rng_state(), before)
 
 
@@ -242,7 +242,7 @@ class TestTrain:
         with pytest.raises(NonFiniteLoss, match=r"in local step 2 .*lower the learning rate"):
             trained(Diverging(), 4)
 
-        assert models[0].weight.item() == -1.5  # type: ignore[operator]
+        assert models[0].weight.item() == -1.5
 
     def test_a_layer_in_evaluation_mode_stays_in_it(self) -> None:
         class Frozen(Slope):

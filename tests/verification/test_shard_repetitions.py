@@ -191,9 +191,9 @@ def test_the_worker_is_asked_before_it_sees_that_its_update_was_applied(
 
     def stop(*arguments: object, **options: object) -> None:
         seen.append(repeated.exchange.requested())
-        publish(*arguments, **options)  # type: ignore[arg-type]
+        publish(*arguments, **options)
 
-    repeated.shard._publisher.publish = stop  # type: ignore[method-assign]
+    repeated.shard._publisher.publish = stop
     header = repeated.push("eve")
 
     # Then it was asked before that is published
