@@ -26,7 +26,7 @@ from vcasgd import __version__
 from vcasgd.api import STATIC
 from vcasgd.client.transport import Transport, find_api
 from vcasgd.container_limits import memory_bytes
-from vcasgd.errors import SpecError, VcasgdError
+from vcasgd.errors import SpecError, StackError, VcasgdError
 from vcasgd.fleet.estimate import MAX_PRICE_DAYS
 from vcasgd.fleet.pools import JOIN, AwsPoolSpec, GcpPoolSpec, PoolSpec, load_pools
 from vcasgd.fleet.prices import PriceTable
@@ -36,6 +36,7 @@ from vcasgd.schemas.fleet import PoolRow, StatusView
 from vcasgd.settings import Settings, load_settings
 from vcasgd.stack import StackHome, is_running, missing_libraries
 from vcasgd.stack.control import EXTRA, REMEDY
+from vcasgd.store.embedded import server_binary
 
 MEGABYTE = 1_000_000
 OLDEST_PYTHON = (3, 11)
@@ -245,13 +246,14 @@ def open_files(limit: int | None) -> Findings:
         )  # fmt: skip
 
 
-def redis(program: str | None) -> Findings:
+def redis(program: Path | None) -> Findings:
     """Check the program of the servers that the settings name."""
-    if program is not None and not shutil.which(program):
-        yield _error(
-            "redis", f"VCASGD_REDIS_SERVER: there is no program {program}",
-            "correct VCASGD_REDIS_SERVER, or unset it to use the embedded Valkey",
-        )  # fmt: skip
+    if program is None:
+        return
+    try:
+        server_binary(program)
+    except StackError as error:
+        yield from _known("redis", error, "")
 
 
 def secrets(home: Path) -> Findings:

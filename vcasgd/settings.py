@@ -7,6 +7,7 @@ No other module reads settings there. All timeouts of the platform derive from o
 from __future__ import annotations
 
 import os
+import shutil
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
@@ -212,8 +213,10 @@ class Settings(BaseSettings):
     replicas: int | None = Field(
         default=None, ge=0, le=1, description="Replicas of each server of the embedded stack."
     )
-    redis_server: str | None = Field(
-        default=None, description="Path of a redis-server, version 7 or newer."
+    redis_server: Path | None = Field(
+        default=None,
+        description="Program redis-server, version 7 or newer, or valkey-server: a path, or a name "
+        "on PATH.",
     )
     heartbeat: float = Field(
         default=1.0,
@@ -289,6 +292,12 @@ class Settings(BaseSettings):
         if value is not None and not _has_form(value, _STORAGE_SCHEMES):
             raise ValueError(f"{value} is not of the form file:///folder, s3://…, or gs://…")
         return value
+
+    @field_validator("redis_server")
+    @classmethod
+    def _on_path(cls, value: Path | None) -> Path | None:
+        found = value and shutil.which(value.expanduser())
+        return Path(found) if found else value
 
     @cached_property
     def home_path(self) -> Path:

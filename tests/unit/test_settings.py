@@ -88,7 +88,7 @@ def test_a_separate_stack_has_nothing_of_the_users(
     # A stack with these pools and this cluster's name would end the user's machines with its own
     of_user = {
         "POOLS": "pools.yaml", "CLUSTER": "production", "JOIN_PORT": "7600", "TOKEN": "t" * 32,
-        "LEDGER_URL": "redis://ledger", "MONTHLY_BUDGET_USD": "9", "REDIS_SERVER": "redis-server",
+        "LEDGER_URL": "redis://ledger", "MONTHLY_BUDGET_USD": "9", "REDIS_SERVER": "/x/server",
     }  # fmt: skip
     for name, value in of_user.items():
         monkeypatch.setenv(f"VCASGD_{name}", value)
@@ -107,8 +107,15 @@ def test_paths_are_absolute_in_other_processes(
     monkeypatch.setenv("HOME", str(tmp_path / "me"))
     monkeypatch.setenv("VCASGD_POOLS", "pools.yaml")
     monkeypatch.setenv("VCASGD_PRICES", "~/prices.json")
+    program = tmp_path / "bin" / "some-server"
+    program.parent.mkdir()
+    program.touch(0o755)
+    monkeypatch.setenv("PATH", str(program.parent))
 
     passed = environment(load_settings())
+    for name in ("bin/some-server", "some-server"):
+        monkeypatch.setenv("VCASGD_REDIS_SERVER", name)
+        assert environment(load_settings())["VCASGD_REDIS_SERVER"] == str(program)
 
     assert passed["VCASGD_POOLS"] == f"{tmp_path}/pools.yaml"
     assert passed["VCASGD_PRICES"] == f"{tmp_path}/me/prices.json"

