@@ -93,6 +93,12 @@ def test_version_option_prints_the_version(bare: Run) -> None:
     assert stdout_of(bare("--version")) == f"vcasgd {vcasgd.__version__}\n"
 
 
+def test_help_shows_no_type_beside_a_flag(bare: Run) -> None:
+    texts = [stdout_of(bare(*words, "--help")) for words in ((), ("logs",), ("token", "create"))]
+    assert all("<bool>" not in text and "range>" not in text for text in texts)
+    assert "<int> [x>=1]" in texts[1]
+
+
 def test_commands_without_a_stack_name_vcasgd_up(bare: Run, tmp_path: Path) -> None:
     for command in ("jobs", "status"):
         assert_refused(bare(command), "there is no stack in", "remedy: start one with: vcasgd up")

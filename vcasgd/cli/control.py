@@ -53,7 +53,7 @@ def resume(
 def set_(
     job: JobName,
     changes: Annotated[
-        list[str], typer.Argument(metavar="FIELD=VALUE…", help="priority=… or weight=…")
+        list[str], typer.Argument(metavar="FIELD=VALUE", help="priority=… or weight=…")
     ],
     url: Url = None,
     token: Token = None,

@@ -19,7 +19,7 @@ def data() -> None:
 @app.command("index")
 def index(
     locations: Annotated[
-        list[str], typer.Argument(metavar="PATH…", help="Folders, or s3:// or gs:// prefixes.")
+        list[str], typer.Argument(metavar="PATH", help="Folders, or s3:// or gs:// prefixes.")
     ],
     as_json: Json = False,
 ) -> None:

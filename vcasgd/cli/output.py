@@ -69,9 +69,22 @@ class Group(TyperGroup):
 
     def invoke(self, ctx: Any) -> Any:
         try:
+#: Types in help texts that read better otherwise: the range itself stands beside its type.
+_TYPES = {"<bool>": "", "<list[str]>": "", "<int range>": "<int>", "<float range>": "<float>"}
+
+
             return super().invoke(ctx)
         except VcasgdError as error:
             show_error(error)
+    def get_params(self, ctx: Any) -> list[Any]:
+        return _with_plain_types(super().get_params(ctx), ctx)
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        command = super().get_command(ctx, cmd_name)
+        if command is not None:
+            _with_plain_types(command.get_params(ctx), ctx)
+        return command
+
         except ModuleNotFoundError as error:
             if (error.name or "").partition(".")[0] != "torch":
                 raise
@@ -87,6 +100,14 @@ def open_client(url: str | None, token: str | None, settings: Settings | None = 
 
     Raises the errors of :func:`~vcasgd.client.transport.find_api`.
     """
+def _with_plain_types(parameters: list[Any], ctx: Any) -> list[Any]:
+    for each in parameters:
+        shown = getattr(each, "display_type_rich", None)  # older versions of typer have none
+        if shown is not None and (name := shown(ctx)) in _TYPES:
+            each.display_type_rich = lambda ctx, text=_TYPES[name]: text  # noqa: ARG005
+    return parameters
+
+
     return Client(*find_api(url, token, settings or load_settings()))
 
 
