@@ -518,7 +518,8 @@ def test_several_jobs_are_cancelled_and_deleted(run: Run, api: Api) -> None:
     result = run("pause", first, running)
     assert (result.exit_code, result.stdout) == (1, f"{running} is paused\n"), "the others are"
     assert stdout_of(run("pause", "--all")) == f"{other} is paused\n"
-    assert len(stdout_of(run("resume", running, other)).splitlines()) == 2
+    assert run("resume", running, "--max-cost-usd", "0").exit_code == 2
+    assert len(stdout_of(run("resume", "--all", "--state", "paused")).splitlines()) == 2
     api.finish(running), api.finish(other)
     run("delete", "--all", "--state", "cancelled", "--yes")
     assert {row["id"] for row in parsed(run("jobs", "--json"))} == {over, running, other}

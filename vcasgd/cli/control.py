@@ -38,15 +38,16 @@ def pause(
 def resume(
     jobs: JobNames = None,
     max_cost_usd: Annotated[
-        float | None, typer.Option(min=0, help="New total budget of each job in USD.")
+        float | None, typer.Option(min=0.01, help="New total budget of each job in USD.")
     ] = None,
     every: All = False,
+    state: OnlyState = None,
     url: Url = None,
     token: Token = None,
 ) -> None:
     """Resume paused jobs."""
     with open_client(url, token) as client:
-        found = _chosen(client, jobs, every, None, "paused")
+        found = _chosen(client, jobs, every, state, "paused")
         _change(found, lambda job: _state(job.resume(max_cost_usd)), every)
 
 

@@ -65,7 +65,7 @@ def sweep(
         typer.Option(min=1, help="Cancel jobs below the median after this many evaluations."),
     ] = None,
     max_cost_usd: Annotated[
-        float | None, typer.Option(min=0, help="Total budget of all jobs in USD.")
+        float | None, typer.Option(min=0.01, help="Total budget of all jobs in USD.")
     ] = None,
     metric: MetricName = None,
     mode: Mode = None,
