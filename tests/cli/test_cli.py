@@ -178,6 +178,21 @@ def test_submit_prints_the_job_and_the_next_command(run: Run, api: Api, job_file
     ]
 
 
+def test_a_dry_run_checks_the_job_without_a_stack(bare: Run, job_file: Path) -> None:
+    assert stdout_of(bare("submit", job_file, "--dry-run")).splitlines() == [
+        f"{job_file} is a valid job; nothing was submitted",
+        f"packed 2 files (109 bytes) of {job_file.parent}",
+    ]
+    shown = parsed(bare("submit", job_file, "--dry-run", "--json", "--set", "epochs=9"))
+    assert (shown["epochs"], shown["update"]["rule"]) == (9, "rounds")
+    for change, named in (
+        ("task=train:Digit", "did you mean Digits?"),
+        ("secrets.NO_SUCH={env: NO_SUCH}", "NO_SUCH is not in your environment"),
+    ):
+        assert_refused(bare("submit", job_file, "--dry-run", "--set", change), named)
+    assert_refused(bare("submit", job_file), "there is no stack in")
+
+
 def test_submit_warns_about_unstable_settings(run: Run, job_file: Path) -> None:
     usual, unusual = run("submit", job_file), run("submit", job_file, "--set", "update.rule=sma")
 

@@ -34,9 +34,11 @@ from vcasgd.cli.output import (
 )
 from vcasgd.client import Client
 from vcasgd.schemas.history import EventRow, LogRow
+from vcasgd.client.client import packed
+from vcasgd.client.secrets import read_secrets
 from vcasgd.schemas.jobs import JobView, TunedView
 from vcasgd.settings import load_settings
-from vcasgd.spec.job import JobState
+from vcasgd.spec.job import JobSpec, JobState
 from vcasgd.spec.problems import did_you_mean
 from vcasgd.spec.sections import TrackerKind, metric_text
 from vcasgd.spec.values import parse_duration
@@ -101,6 +103,10 @@ def submit(
     idempotency_key: Annotated[
         str | None, typer.Option(help="Key for safe retries: one job per key.")
     ] = None,
+    dry_run: Annotated[
+        bool,
+        typer.Option("--dry-run", help="Check the job here, also without a stack; submit nothing."),
+    ] = False,
     as_json: Json = False,
     url: Url = None,
     token: Token = None,
@@ -111,22 +117,33 @@ def submit(
     """
     spec = load_job(file, [*(changes or ()), *deadline_changes(within, finish_by)])
     show_warnings(spec)
+    package = packed(spec, load_settings().package_limit_mb)
+    read_secrets(spec)
+    if dry_run:
+        if as_json:
+            show_json(spec)
+        else:
+            _show_packed(spec, f"{file} is a valid job; nothing was submitted")
+        return
     with open_client(url, token) as client:
         if not yes:
             confirm(client, spec)
-        limit_mb = load_settings().package_limit_mb
-        job = client.submit_directory(spec, limit_mb, idempotency_key)
+        job = client.submit(spec, package, idempotency_key)
         if as_json:
             show_json(job)
         else:
-            out.print(f"submitted {job.id}")
-            sizes = [path.stat().st_size for path in packed_files(Path(spec.working_dir))]
-            out.print(f"packed {len(sizes)} files ({size(sum(sizes))}) of {spec.working_dir}")
+            _show_packed(spec, f"submitted {job.id}")
         if following:
             # Standard output has the job's JSON only.
             follow_job(client, job.id, err if as_json else out)
         elif not as_json:
             out.print(f"follow it with: vcasgd follow {job.id}")
+
+
+def _show_packed(spec: JobSpec, text: str) -> None:
+    sizes = [path.stat().st_size for path in packed_files(Path(spec.working_dir))]
+    out.print(text)
+    out.print(f"packed {len(sizes)} files ({size(sum(sizes))}) of {spec.working_dir}")
 
 
 def follow(job: JobName, url: Url = None, token: Token = None) -> None:

@@ -67,6 +67,17 @@ def load(job: str, checkpoint: str | None = None, *, client: Client | None = Non
 
 class Client:
     """Connection to one API. Threads may share it; close it, or use it in a ``with`` statement.
+def packed(spec: JobSpec, limit_mb: float = PACKAGE_LIMIT_MB) -> bytes:
+    """Check the files of a job, and return its working directory as a package.
+
+    Raises :class:`~vcasgd.errors.PackageError`, and the errors of
+    :func:`~vcasgd.client.secrets.check_secret_files` and :func:`~vcasgd.task.package.check_files`.
+    """
+    check_secret_files(spec)
+    check_files(spec)
+    return pack(Path(spec.working_dir), int(limit_mb * 1e6))
+
+
 
     Every method raises :class:`~vcasgd.errors.ApiError` if the API does not answer,
     :class:`~vcasgd.errors.Unauthorized` if the token is wrong,
@@ -141,12 +152,9 @@ class Client:
     ) -> Job:
         """Check the spec's working directory, pack it, and submit it.
 
-        Raises the errors of :meth:`submit` and :func:`~vcasgd.task.package.check_files`.
+        Raises the errors of :meth:`submit` and :func:`packed`.
         """
-        check_secret_files(spec)
-        check_files(spec)
-        package = pack(Path(spec.working_dir), int(limit_mb * 1e6))
-        return self.submit(spec, package, idempotency_key)
+        return self.submit(spec, packed(spec, limit_mb), idempotency_key)
 
     def upload(self, package: bytes) -> str:
         """Upload a package unless the API has it, and return its digest.
