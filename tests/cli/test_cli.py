@@ -330,6 +330,22 @@ def test_commands_name_an_unknown_job_or_instance(run: Run) -> None:
     assert_refused(run("evict", "nothing"), "there is no machine nothing")
 
 
+def test_a_job_is_found_by_its_name_or_the_start_of_its_id(run: Run, api: Api) -> None:
+    job = api.submit()
+    assert parsed(run("show", "digits", "--json"))["id"] == job
+    assert parsed(run("show", job[:-3], "--json"))["id"] == job
+    assert_refused(run("show", job[1:]), f"there is no job {job[1:]}")
+    longer = api.submit(name="digits-b")
+    assert stdout_of(run("cancel", "digits")) == f"{job} is cancelled\n", "a name is no start"
+
+    other = api.submit()
+
+    refused = assert_refused(run("cancel", "digits"), f"{other} (starting)", f"{job} (cancelled)")
+    assert longer not in refused
+    assert api.jobs.get(other).state == "starting"
+    assert_refused(run("cost", "d"), "d can be 3 jobs")
+
+
 # -- acting -------------------------------------------------------------------------------------
 
 

@@ -8,13 +8,13 @@ from typing import Annotated
 import typer
 
 from vcasgd.cli.jobfile import parse_changes
-from vcasgd.cli.jobs import JobName, priority_text, state_name
-from vcasgd.cli.output import Token, Url, err, open_client, out, show_error
+from vcasgd.cli.jobs import priority_text, state_name
+from vcasgd.cli.output import JobName, Token, Url, err, open_client, out, show_error
 from vcasgd.client import Client, Job
 from vcasgd.errors import ApiError, Conflict, Forbidden
 from vcasgd.schemas.jobs import JobView
 
-JobNames = Annotated[list[str] | None, typer.Argument(metavar="JOB…", help="Job IDs.")]
+JobNames = Annotated[list[str] | None, typer.Argument(metavar="JOB", help="Job IDs or names.")]
 All = Annotated[bool, typer.Option("--all", help="All jobs that you can change.")]
 OnlyState = Annotated[
     str | None,
@@ -62,8 +62,9 @@ def set_(
     """Change the priority or the weight of a job that has not ended."""
     fields = parse_changes(changes)
     with open_client(url, token) as client:
-        spec = client.job(job).change(**fields).spec
-        out.print(f"{job}: priority {priority_text(spec.priority, spec.weight)}")
+        view = client.job(job).change(**fields)
+        spec = view.spec
+        out.print(f"{view.id}: priority {priority_text(spec.priority, spec.weight)}")
 
 
 def cancel(

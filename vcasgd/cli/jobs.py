@@ -17,6 +17,7 @@ from vcasgd.cli.jobfile import load_job, show_warnings
 from vcasgd.cli.money import Changes, FinishBy, Within, confirm, deadline_changes
 from vcasgd.cli.output import (
     Columns,
+    JobName,
     Json,
     Token,
     Url,
@@ -33,9 +34,9 @@ from vcasgd.cli.output import (
     until,
 )
 from vcasgd.client import Client
-from vcasgd.schemas.history import EventRow, LogRow
 from vcasgd.client.client import packed
 from vcasgd.client.secrets import read_secrets
+from vcasgd.schemas.history import EventRow, LogRow
 from vcasgd.schemas.jobs import JobView, TunedView
 from vcasgd.settings import load_settings
 from vcasgd.spec.job import JobSpec, JobState
@@ -62,7 +63,6 @@ _JOBS: Columns = {
 }
 #: Names that jobs are filtered by.
 STATES = (*JobState, "active", "queued")
-JobName = Annotated[str, typer.Argument(metavar="JOB", help="Job ID.")]
 Follow = Annotated[
     bool, typer.Option("--follow", "-f", help="Stream new entries until the job ends.")
 ]

@@ -8,9 +8,20 @@ from typing import Annotated
 
 import typer
 
-from vcasgd.cli.jobs import JobName, follow_job, metrics_text
+from vcasgd.cli.jobs import follow_job, metrics_text
 from vcasgd.cli.money import confirm
-from vcasgd.cli.output import Columns, Json, Token, Url, ago, err, open_client, out, show_rows
+from vcasgd.cli.output import (
+    Columns,
+    JobName,
+    Json,
+    Token,
+    Url,
+    ago,
+    err,
+    open_client,
+    out,
+    show_rows,
+)
 from vcasgd.schemas.history import BEST, LAST, CheckpointRow, chosen
 from vcasgd.schemas.jobs import JobView
 

@@ -11,6 +11,7 @@ import typer
 from vcasgd.cli.jobfile import load_job, show_warnings
 from vcasgd.cli.output import (
     Columns,
+    JobName,
     Json,
     Token,
     Url,
@@ -108,7 +109,7 @@ def plan(
 
 
 def cost(
-    job: Annotated[str, typer.Argument(metavar="JOB", help="Job ID.")],
+    job: JobName,
     as_json: Json = False,
     url: Url = None,
     token: Token = None,

@@ -60,22 +60,22 @@ Token = Annotated[
     typer.Option("--token", help="API token. Prefer $VCASGD_TOKEN, which ps does not show."),
 ]
 
+JobName = Annotated[
+    str,
+    typer.Argument(metavar="JOB", help="Job ID, or its start, or the name of only one job."),
+]
+
 #: Column heading → function that returns the cell for a row.
 Columns = Mapping[str, Callable[[Mapping[str, Any]], object]]
+
+
+#: Types in help texts that read better otherwise: the range itself stands beside its type.
+_TYPES = {"<bool>": "", "<list[str]>": "", "<int range>": "<int>", "<float range>": "<float>"}
 
 
 class Group(TyperGroup):
     """Command group that prints vcasgd errors on one line and exits with status 1."""
 
-    def invoke(self, ctx: Any) -> Any:
-        try:
-#: Types in help texts that read better otherwise: the range itself stands beside its type.
-_TYPES = {"<bool>": "", "<list[str]>": "", "<int range>": "<int>", "<float range>": "<float>"}
-
-
-            return super().invoke(ctx)
-        except VcasgdError as error:
-            show_error(error)
     def get_params(self, ctx: Any) -> list[Any]:
         return _with_plain_types(super().get_params(ctx), ctx)
 
@@ -85,6 +85,11 @@ _TYPES = {"<bool>": "", "<list[str]>": "", "<int range>": "<int>", "<float range
             _with_plain_types(command.get_params(ctx), ctx)
         return command
 
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except VcasgdError as error:
+            show_error(error)
         except ModuleNotFoundError as error:
             if (error.name or "").partition(".")[0] != "torch":
                 raise
@@ -95,11 +100,6 @@ _TYPES = {"<bool>": "", "<list[str]>": "", "<int range>": "<int>", "<float range
         raise typer.Exit(1)
 
 
-def open_client(url: str | None, token: str | None, settings: Settings | None = None) -> Client:
-    """Return a client for the API that the options, the environment or the local stack name.
-
-    Raises the errors of :func:`~vcasgd.client.transport.find_api`.
-    """
 def _with_plain_types(parameters: list[Any], ctx: Any) -> list[Any]:
     for each in parameters:
         shown = getattr(each, "display_type_rich", None)  # older versions of typer have none
@@ -108,6 +108,11 @@ def _with_plain_types(parameters: list[Any], ctx: Any) -> list[Any]:
     return parameters
 
 
+def open_client(url: str | None, token: str | None, settings: Settings | None = None) -> Client:
+    """Return a client for the API that the options, the environment or the local stack name.
+
+    Raises the errors of :func:`~vcasgd.client.transport.find_api`.
+    """
     return Client(*find_api(url, token, settings or load_settings()))
 
 

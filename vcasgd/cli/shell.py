@@ -10,14 +10,13 @@ from typing import Annotated, NoReturn
 
 import typer
 
-from vcasgd.cli.output import Token, Url, err, open_client
+from vcasgd.cli.output import JobName, Token, Url, err, open_client
 from vcasgd.client import Job
 from vcasgd.errors import FleetError, SpecError
 from vcasgd.gpus import VISIBLE
 from vcasgd.schemas.fleet import ShellAccess
 from vcasgd.worker_names import machine_of
 
-JobName = Annotated[str, typer.Argument(metavar="JOB", help="Job ID.")]
 Words = Annotated[
     list[str] | None,
     typer.Argument(

@@ -108,7 +108,7 @@ def sweep(
 
 
 def compare(
-    jobs: Annotated[list[str], typer.Argument(metavar="JOB…", help="Job IDs.")],
+    jobs: Annotated[list[str], typer.Argument(metavar="JOB", help="Job IDs or names.")],
     metric: MetricName = None,
     mode: Mode = None,
     as_json: Json = False,

@@ -13,7 +13,7 @@ from vcasgd.client.following import PATIENCE_SECONDS, SILENCE_SECONDS, messages,
 from vcasgd.client.job import Job
 from vcasgd.client.secrets import check_secret_files, read_secrets
 from vcasgd.client.transport import FILE_SECONDS, PAGE, Transport, find_api, path_of
-from vcasgd.errors import NotFound
+from vcasgd.errors import Conflict, NotFound
 from vcasgd.schemas.costs import PlanView, SpendView
 from vcasgd.schemas.fleet import (
     EvictionRequested,
@@ -43,6 +43,8 @@ if TYPE_CHECKING:
 PACKAGE_LIMIT_MB = 100.0
 #: Seconds for which a submission is repeated if the API, which just had the package, is away.
 SUBMIT_SECONDS = 15.0
+#: Jobs that the error for an ambiguous name lists.
+MAX_NAMED = 5
 
 _STREAM_DATA: dict[str, type[JobBrief | FleetBrief | MachinesBrief | StoreBrief | JobEventRow]] = {
     "job": JobBrief,
@@ -65,8 +67,6 @@ def load(job: str, checkpoint: str | None = None, *, client: Client | None = Non
         return own.job(job).load(checkpoint)
 
 
-class Client:
-    """Connection to one API. Threads may share it; close it, or use it in a ``with`` statement.
 def packed(spec: JobSpec, limit_mb: float = PACKAGE_LIMIT_MB) -> bytes:
     """Check the files of a job, and return its working directory as a package.
 
@@ -78,6 +78,8 @@ def packed(spec: JobSpec, limit_mb: float = PACKAGE_LIMIT_MB) -> bytes:
     return pack(Path(spec.working_dir), int(limit_mb * 1e6))
 
 
+class Client:
+    """Connection to one API. Threads may share it; close it, or use it in a ``with`` statement.
 
     Every method raises :class:`~vcasgd.errors.ApiError` if the API does not answer,
     :class:`~vcasgd.errors.Unauthorized` if the token is wrong,
@@ -169,8 +171,30 @@ def packed(spec: JobSpec, limit_mb: float = PACKAGE_LIMIT_MB) -> bytes:
         return digest
 
     def job(self, job: str) -> Job:
-        """Return a job."""
-        return self._api.get(Job, path_of("jobs", job)).bound(self._api)
+        """Return a job, by its ID, or by its name or the start of its ID if only one job has that.
+
+        Raises :class:`~vcasgd.errors.Conflict` if several jobs have.
+        """
+        try:
+            return self._api.get(Job, path_of("jobs", job)).bound(self._api)
+        except NotFound:
+            found = self._jobs_called(job)
+            if not found:
+                raise
+        if len(found) > 1:
+            several = ", ".join(f"{one.id} ({one.state})" for one in found[:MAX_NAMED])
+            rest = f", and {len(found) - MAX_NAMED} more" if len(found) > MAX_NAMED else ""
+            raise Conflict(
+                f"{job} can be {len(found)} jobs: {several}{rest}", remedy="use the ID of one"
+            )
+        return found[0]
+
+    def _jobs_called(self, text: str) -> list[Job]:
+        """Return the jobs with this name, else those whose IDs start so."""
+        jobs = self.jobs()
+        return [job for job in jobs if job.name == text] or [
+            job for job in jobs if job.id.startswith(text)
+        ]
 
     def jobs(self, state: str | None = None, limit: int | None = None) -> list[Job]:
         """Return jobs, newest first; all of them without a ``limit``.
