@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 from support.provider_backends import AwsBackend, GcpBackend
 from support.two_clouds import TwoClouds
+from support.waiting import await_truth
 
 from vcasgd.controller.fleet.loop import FleetLoop
 from vcasgd.fleet.providers.base import Boot
@@ -51,3 +53,26 @@ def test_requests_end_with_what_the_provider_says(
     assert result_of(clouds, loop, machine=machine, kill=True)["state"] == "done"
     assert machine not in aws.alive()
     assert result_of(clouds, loop, machine=other)["state"] == "done"
+
+
+def test_request_that_no_controller_took_in_time_fails(
+    clouds: TwoClouds, aws: AwsBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Given a request that was sent while there was no controller
+    (machine,) = aws.provider().launch(aws.pool, 1, Boot(("sleep", "9")), "t1")
+    request = clouds.control.request("evict", machine=machine, kill=True)
+
+    # When one comes after the time for it
+    monkeypatch.setattr("vcasgd.store.ledger.control.REQUEST_SECONDS", -1.0)
+    loop = clouds.controller()
+
+    def answer() -> dict[str, Any]:
+        loop.round()
+        return clouds.control.result(request) or {}
+
+    await_truth(lambda: answer()["state"] != "waiting")
+
+    # Then the machine, which may have another job by now, stays
+    assert answer()["state"] == "failed"
+    assert "no controller took the request" in answer()["problem"]
+    assert "TerminateInstances" not in aws.ec2.calls

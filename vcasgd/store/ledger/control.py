@@ -13,12 +13,15 @@ import redis
 from redis.client import Pipeline
 
 import vcasgd
-from vcasgd.errors import SpecError, VcasgdError
+from vcasgd.errors import FleetError, SpecError, VcasgdError
 from vcasgd.store import keys as names
 from vcasgd.store.connection import RedisClient
 
 #: Seconds for which the result of a request can be asked for.
 RESULT_SECONDS = 3600
+#: Seconds after which a request that no controller has taken fails: its machine may do something
+#: else by then, and its sender no longer waits.
+REQUEST_SECONDS = 60.0
 #: Start of the names of a controller's connections; its owner's name follows.
 CONTROLLER_CONNECTION = "vcasgd-controller:"
 #: Format of everything that a stack stores. A change that older versions can't read raises it.
@@ -155,7 +158,8 @@ class Control:
 
         Returns its identifier, for :meth:`result`.
         """
-        row = {"id": secrets.token_hex(8), "kind": kind, **details}
+        sent_at = self._ledger.now()
+        row = {"id": secrets.token_hex(8), "kind": kind, "sent_at": sent_at, **details}
         with self._ledger.pipeline(transaction=True) as pipe:
             _set_result(pipe, row, "waiting")
             pipe.rpush(names.COMMANDS, json.dumps(row))
@@ -175,13 +179,23 @@ class Control:
         _set_result(self._ledger, request, "failed" if error else "done", error)
 
     def take_requests(self, most: int = 100) -> list[dict[str, Any]]:
-        """Remove and return requests.
+        """Remove and return requests; fail those that were sent too long ago.
 
         They are lost if the controller dies right after, and then never have a result. So only
         requests that can be repeated are sent this way; states are in the jobs' records.
         """
-        requests = self._ledger.lpop(names.COMMANDS, most)
-        return [json.loads(each) for each in requests or []]
+        with self._ledger.pipeline(transaction=True) as pipe:
+            pipe.lpop(names.COMMANDS, most)
+            pipe.time()
+            texts, (now, _) = pipe.execute()
+        requests = []
+        for row in map(json.loads, texts or ()):
+            if now - row.pop("sent_at", now) <= REQUEST_SECONDS:
+                requests.append(row)
+            else:
+                why = f"no controller took the request within {REQUEST_SECONDS:.0f} s"
+                self.finish(row, FleetError(why, remedy="check vcasgd status, and try again"))
+        return requests
 
     def publish(self, machines: Mapping[str, Any], pools: Mapping[str, Any]) -> None:
         """Replace the published view of the fleet."""
