@@ -111,6 +111,27 @@ def test_container_that_does_not_start_or_fails_says_why(provider: KubernetesPro
     assert (one.id, one.state) == (lost, MachineState.BOOTING)
 
 
+def test_containers_that_the_cluster_adds_do_not_count(api: FakeKubernetes) -> None:
+    # Given a pod with a sidecar, of which the API server lists the sidecar first
+    provider = KubernetesProvider("c", [spec_of()], JoinedFleet())
+    (machine,) = provider.launch("gpu", 1, BOOT, "token-10")
+    own = {"image": "vcasgd:1", "imageID": "", "ready": False, "restartCount": 0}
+    sidecar = {**own, "name": "proxy", "state": {"running": {}}}
+
+    def report(phase: str, **state: Any) -> str | None:
+        rows = [sidecar, {**own, "name": "machine", "state": state}]
+        api.pods()[machine]["status"] |= {"phase": phase, "containerStatuses": rows}
+        assert [one.id for one in provider.machines()] == [machine]
+        return provider.boot_error(machine)
+
+    # When its own container can't start, or ends while the sidecar runs on, then it is known why
+    waiting = {"reason": "ErrImagePull", "message": "no such host"}
+    assert report("Pending", waiting=waiting) == "ErrImagePull: no such host"
+    assert report("Running", running={}) is None
+    ended = {"exitCode": 3, "reason": "Error", "message": "no such model"}
+    assert report("Running", terminated=ended) == "Error: no such model"
+
+
 def test_pods_that_ended_are_deleted_after_a_while(
     api: FakeKubernetes, provider: KubernetesProvider, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -233,6 +233,8 @@ _STUCK = (
     "ImagePullBackOff", "InvalidImageName", "RunContainerError",
 )  # fmt: skip
 _ENDED = ("Succeeded", "Failed")
+#: Container of the machine; a cluster may add others to each pod.
+_CONTAINER = "machine"
 
 
 def launch_name(cluster: str, pool: str, token: str) -> str:
@@ -291,7 +293,7 @@ def _container(spec: KubernetesPoolSpec, machine: str, argv: Sequence[str]) -> d
         # The last lines of its output say why it failed.
         "terminationMessagePolicy": "FallbackToLogsOnError",
         **template.container,
-        "name": "machine",
+        "name": _CONTAINER,
         "image": template.image,
         "command": [argument.replace(MACHINE_ID, machine) for argument in argv],
         "env": [
@@ -325,7 +327,8 @@ def machine_of(pod: Any) -> Listed | None:
     if pool is None or labels.get(POOL_LABEL) != pool:
         return None
     status, deleted = pod.status, pod.metadata.deletion_timestamp
-    container = status.container_statuses[0].state if status.container_statuses else None
+    states = {each.name: each.state for each in status.container_statuses or ()}
+    container = states.get(_CONTAINER)
     waiting = container.waiting if container else None
     terminated = container.terminated if container else None
     created, ended_at = pod.metadata.creation_timestamp, None
@@ -359,7 +362,8 @@ def _state(phase: str, *, leaves: bool) -> MachineState:
 def _problem(status: Any, waiting: Any, terminated: Any) -> str | None:
     if waiting and waiting.reason in _STUCK:
         return one_line(f"{waiting.reason}: {waiting.message or ''}")
-    if status.phase != "Failed":
+    # Other containers may run on.
+    if status.phase != "Failed" and not (terminated and terminated.exit_code):
         return None
     ended = terminated or status
     # The end of a message has the error.
