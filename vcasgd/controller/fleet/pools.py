@@ -23,16 +23,16 @@ from vcasgd.store.ledger.control import Control
 
 log = logging.getLogger(__name__)
 
-#: Seconds before another attempt to reach the provider of a removed pool, for example because its
-#: credentials are missing.
+#: Seconds before another attempt to reach the provider of a removed pool, or to take over a file
+#: that was refused.
 RETRY_SECONDS = 60.0
 
 
 class PoolRegistry:
     """The pools by name (``specs``) and their providers (``providers``).
 
-    An edited pools file takes effect with the next :meth:`refresh`. A file that is no longer valid
-    changes nothing and is logged.
+    An edited pools file takes effect with the next :meth:`refresh`. A file that is refused changes
+    nothing and is logged.
 
     ``providers`` also has those of removed pools, because a machine costs money until its provider
     has confirmed its end. The ledger keeps the configuration of each pool that may have machines,
@@ -55,7 +55,8 @@ class PoolRegistry:
         self._control = control
         self._joined = joined
         self._clock = clock
-        self._read = self._stamp()
+        #: State of the file as it was last read, and of the one whose pools these are.
+        self._read = self._applied = self._stamp()
         self._retry_at = 0.0
         self.specs: dict[str, PoolSpec] = {}
         self.providers: dict[str, Provider[Any]] = {}
@@ -68,18 +69,22 @@ class PoolRegistry:
         self._replace(configured_pools(settings))
 
     def refresh(self) -> bool:
-        """Read the file again if it was edited. Return True if the pools changed."""
-        stamp = self._stamp()
-        if stamp == self._read:
-            if self.problems and self._clock() >= self._retry_at:
+        """Read the file again if it was edited, or was refused a while ago, for example because of
+        missing credentials. Return True if the pools changed."""
+        stamp, due = self._stamp(), self._clock() >= self._retry_at
+        if stamp == self._applied or (stamp == self._read and not due):
+            if self.problems and due:
                 self._reach_removed()
             return False
-        self._read = stamp
+        self._read, self._retry_at = stamp, self._clock() + RETRY_SECONDS
         try:
             self._replace(configured_pools(self._settings))
         except (SpecError, FleetError) as error:
             log.error("%s; the pools stay as they were", error)
+            if self.problems:
+                self._reach_removed()
             return False
+        self._applied = stamp
         log.info("reloaded the pools file: %s", ", ".join(self.specs))
         return True
 
