@@ -88,7 +88,7 @@ def test_a_job_whose_answer_is_lost_is_submitted_once(api: Api, client: Client) 
         lost = 0
 
         def do_POST(self) -> None:
-            headers = {name: self.headers[name] for name in SENT}
+            headers = {name: self.headers[name] for name in SENT if name in self.headers}
             url = f"{api.url}{self.path}"
             answer = httpx.post(url, content=self.body(), headers=headers, trust_env=False)
             if not Relay.lost:
@@ -100,12 +100,26 @@ def test_a_job_whose_answer_is_lost_is_submitted_once(api: Api, client: Client) 
         def do_HEAD(self) -> None:
             self.answer(200)
 
+        def do_GET(self) -> None:
+            token = {"Authorization": self.headers["Authorization"]}
+            answer = httpx.get(f"{api.url}{self.path}", headers=token, trust_env=False)
+            self.answer(answer.status_code, answer.content)
+
     client.upload(package := zipped())
     with LocalServer(Relay) as server, Client(server.url, api.token) as relayed:
         job = relayed.submit(spec(), package)
 
+        assert Relay.lost == 201
+        assert [each.id for each in client.jobs()] == [job.id]
+
+        # The same holds for one that trains its model on
+        api.start_job(job.id)
+        api.finish(job.id, model=api.store_checkpoint(job.id, 5)[0])
+        Relay.lost = 0
+        more = relayed.job(job.id).extend(5)
+
     assert Relay.lost == 201
-    assert [each.id for each in client.jobs()] == [job.id]
+    assert [each.id for each in client.jobs()] == [more.id, job.id]
 
 
 # -- following ----------------------------------------------------------------------------------

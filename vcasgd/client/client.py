@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import uuid
 from collections.abc import Iterator, Mapping
-from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from vcasgd.client.following import PATIENCE_SECONDS, SILENCE_SECONDS, messages, retried
-from vcasgd.client.job import Job
+from vcasgd.client.following import PATIENCE_SECONDS, SILENCE_SECONDS, messages
+from vcasgd.client.job import Job, submitted
 from vcasgd.client.secrets import check_secret_files, read_secrets
 from vcasgd.client.transport import FILE_SECONDS, PAGE, Transport, find_api, path_of
 from vcasgd.errors import Conflict, NotFound
@@ -41,8 +39,6 @@ if TYPE_CHECKING:
 
 #: Default limit for the size of a package in MB.
 PACKAGE_LIMIT_MB = 100.0
-#: Seconds for which a submission is repeated if the API, which just had the package, is away.
-SUBMIT_SECONDS = 15.0
 #: Jobs that the error for an ambiguous name lists.
 MAX_NAMED = 5
 
@@ -138,13 +134,8 @@ class Client:
         :class:`~vcasgd.errors.PackageError`, and :class:`~vcasgd.errors.Conflict` if the key
         belongs to another job.
         """
-        headers = {"Idempotency-Key": idempotency_key or uuid.uuid4().hex}
         values = read_secrets(spec, secrets)
-        body = {"spec": spec.model_dump(mode="json"), "package": self.upload(package)}
-        if values:
-            body["secrets"] = values
-        post = partial(self._api.post, Job, "jobs", body, headers=headers)
-        return retried(post, SUBMIT_SECONDS).bound(self._api)
+        return submitted(self._api, spec, self.upload(package), values, idempotency_key)
 
     def submit_directory(
         self,

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 import time
+import uuid
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -38,6 +40,8 @@ if TYPE_CHECKING:
 
 #: Seconds between two looks at a job that a caller waits for.
 POLL_SECONDS = 1.0
+#: Seconds for which a submission is repeated if the API, which just answered, is away.
+SUBMIT_SECONDS = 15.0
 
 Entry = TypeVar("Entry", EventRow, LogRow)
 
@@ -255,10 +259,7 @@ class Job(JobView):
         finished model.
         """
         spec = self.extended(epochs)
-        body: dict[str, Any] = {"spec": spec.model_dump(mode="json"), "package": self.package}
-        if values := read_secrets(spec, secrets):
-            body["secrets"] = values
-        return self._api.post(Job, "jobs", body).bound(self._api)
+        return submitted(self._api, spec, self.package, read_secrets(spec, secrets))
 
     def extended(self, epochs: int) -> JobSpec:
         """Return the specification that :meth:`extend` submits. Raises as that does."""
@@ -316,3 +317,19 @@ class Job(JobView):
         stream = self._api.event_stream(path, **query)
         for message in messages(stream, after, patience):
             yield kind.model_validate_json(message.data)
+
+
+def submitted(
+    api: Transport,
+    spec: JobSpec,
+    package: str,
+    secrets: Mapping[str, str],
+    idempotency_key: str | None = None,
+) -> Job:
+    """Create a job of an uploaded package; repeat the request if its answer is lost."""
+    headers = {"Idempotency-Key": idempotency_key or uuid.uuid4().hex}
+    body = {"spec": spec.model_dump(mode="json"), "package": package}
+    if secrets:
+        body["secrets"] = dict(secrets)
+    post = partial(api.post, Job, "jobs", body, headers=headers)
+    return retried(post, SUBMIT_SECONDS).bound(api)
