@@ -20,9 +20,7 @@ from support.processes import processes_of, read_each
 from vcasgd.cli.demo import (
     LATEST_EVICTION,
     LATEST_KILL,
-    CommandInterrupted,
     Faults,
-    Interrupts,
     Summary,
 )
 from vcasgd.cli.follow import JobStatus
@@ -127,22 +125,6 @@ def test_summary_lists_each_failed_guarantee() -> None:
         {"kills": 0},
     ):
         assert len(replace(GOOD, **cast("Any", change)).failures()) == 1
-
-
-def test_signals_are_deferred_until_allowed_and_later_ones_ignored() -> None:
-    interrupts = Interrupts()
-    with interrupts.installed():
-        signal.raise_signal(signal.SIGTERM)
-        with pytest.raises(CommandInterrupted) as caught, interrupts.allowed():
-            pytest.fail("it was not interrupted")
-        signal.raise_signal(signal.SIGINT)
-    assert caught.value.exit_status == 143
-    interrupts = Interrupts()
-    with interrupts.installed():
-        with pytest.raises(CommandInterrupted) as caught, interrupts.allowed():
-            signal.raise_signal(signal.SIGINT)
-        signal.raise_signal(signal.SIGINT)
-    assert caught.value.exit_status == 130
 
 
 class Demo:

@@ -103,6 +103,8 @@ class LeaveSignals:
 
     def __init__(self) -> None:
         self.count = 0
+        #: Number of the last one.
+        self.number = 0
         self._event = threading.Event()
 
     @contextlib.contextmanager
@@ -115,8 +117,8 @@ class LeaveSignals:
             for number, handler in before.items():
                 signal.signal(number, handler)
 
-    def _on(self, _number: int, _frame: FrameType | None) -> None:
-        self.count += 1
+    def _on(self, number: int, _frame: FrameType | None) -> None:
+        self.count, self.number = self.count + 1, number
         self._event.set()
 
     def wait(self, seconds: float) -> bool:

@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import importlib.util
 import shutil
-import signal
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from types import FrameType
 from typing import Annotated
 
 import typer
 from rich.console import Console
 
 import vcasgd
+from vcasgd.agent.agent import LeaveSignals
 from vcasgd.cli.follow import JobStatus, follow, statuses
 from vcasgd.cli.jobfile import load_job
 from vcasgd.cli.output import Json, err, out, percent, show_json
@@ -27,7 +26,7 @@ from vcasgd.errors import ApiError, StackError
 from vcasgd.schemas.fleet import WorkerRow
 from vcasgd.schemas.jobs import JobView
 from vcasgd.settings import separate_settings
-from vcasgd.stack import ForegroundStack, StackHome
+from vcasgd.stack import ForegroundStack, StackHome, StackState
 
 #: Accuracy that the demo guarantees.
 MIN_ACCURACY = 0.96
@@ -38,6 +37,8 @@ WORKERS = 3
 #: Fractions of the job after which a fault no longer waits for all machines.
 LATEST_EVICTION = 0.35
 LATEST_KILL = 0.6
+#: Longest wait for a signal at a time.
+KEEP_SECONDS = 3600.0
 
 
 @dataclass(frozen=True)
@@ -129,57 +130,8 @@ def _trains(row: WorkerRow) -> bool:
     return bool(row.steps) and not row.notice and not row.leaving
 
 
-class CommandInterrupted(BaseException):
-    """Raised for a signal. Like :class:`KeyboardInterrupt`, it is not an :class:`Exception`."""
-
-    def __init__(self, number: int) -> None:
-        super().__init__(number)
-        self.number = number
-
-    @property
-    def exit_status(self) -> int:
-        """Exit status that a shell reports for a process killed by this signal."""
-        return 128 + self.number
-
-
-class Interrupts:
-    """Signal handler that raises :class:`CommandInterrupted` only inside :meth:`allowed`, once.
-
-    Setup and cleanup outside of :meth:`allowed` therefore always run to completion. Use it in
-    the main thread.
-    """
-
-    def __init__(self) -> None:
-        self._caught: int | None = None
-        self._allowed = False
-
-    @contextmanager
-    def installed(self) -> Iterator[None]:
-        """Handle SIGINT and SIGTERM until the context ends."""
-        numbers = (signal.SIGINT, signal.SIGTERM)
-        before = {number: signal.signal(number, self._on_signal) for number in numbers}
-        try:
-            yield
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
-
-    @contextmanager
-    def allowed(self) -> Iterator[None]:
-        """Allow interruption. Raises :class:`CommandInterrupted` at once for an earlier signal."""
-        self._allowed = True
-        try:
-            if self._caught is not None:
-                raise CommandInterrupted(self._caught)
-            yield
-        finally:
-            self._allowed = False
-
-    def _on_signal(self, number: int, _frame: FrameType | None) -> None:
-        first = self._caught is None
-        self._caught = number if first else self._caught
-        if first and self._allowed:
-            raise CommandInterrupted(number)
+class Interrupted(Exception):
+    """A signal asked the demo to end."""
 
 
 def demo(
@@ -197,23 +149,25 @@ def demo(
     Exits with status 0 only if the model is accurate and no sample was lost or repeated. Leaves
     nothing behind except the model.
     """
-    interrupts = Interrupts()
-    run = _Demo(err if as_json else out, interrupts, store_nodes or 1)
+    # A signal is only noted, so setup and cleanup always run to completion.
+    signals = LeaveSignals()
+    run = _Demo(err if as_json else out, signals, store_nodes or 1)
     try:
-        with interrupts.installed():
+        with signals.caught():
             run.run(model.absolute(), keep=keep, as_json=as_json)
-    except CommandInterrupted as interrupted:
+    except Interrupted:
         err.print("interrupted; everything is stopped")
-        raise typer.Exit(interrupted.exit_status) from None
+        # As a shell reports a process that a signal killed.
+        raise typer.Exit(128 + signals.number) from None
 
 
 class _Demo:
     """One run of the demo."""
 
-    def __init__(self, console: Console, interrupts: Interrupts, store_nodes: int) -> None:
+    def __init__(self, console: Console, signals: LeaveSignals, store_nodes: int) -> None:
         self._console = console
         self._store_nodes = store_nodes
-        self._interrupts = interrupts
+        self._signals = signals
         self._started = time.monotonic()
 
     def run(self, model: Path, *, keep: bool, as_json: bool) -> None:
@@ -224,8 +178,7 @@ class _Demo:
                 separate_settings(home=home, local_capacity=WORKERS, store_nodes=self._store_nodes)
             )
             resources.callback(stack.stop)
-            with self._interrupts.allowed():
-                url, summary = self._train(home, stack, model)
+            url, summary = self._train(home, stack, model)
             self._report(summary, url, keep=keep, as_json=as_json)
             if keep:
                 self._wait_for_signal(home)
@@ -233,12 +186,18 @@ class _Demo:
 
     def _train(self, home: Path, stack: ForegroundStack, model: Path) -> tuple[str, Summary]:
         self._print("starting a stack on this machine")
-        url = stack.await_ready(ReadyPrinter(self._console)).api_url
+        printer = ReadyPrinter(self._console)
+
+        def progress(state: StackState) -> None:
+            self._check_signals()
+            printer(state)
+
+        url = stack.await_ready(progress).api_url
         with Client(url, StackHome(home).token() or "") as client:
             spec = load_job(_example() / "demo.yaml")
             job = client.submit_directory(spec)
             self._print(f"submitted {job.id} to {url}")
-            bounded = _bounded(statuses(client, job.id))
+            bounded = self._bounded(statuses(client, job.id))
             view = follow(bounded, self._console, Faults(client))
             if view.state != "succeeded":
                 raise StackError(
@@ -259,25 +218,27 @@ class _Demo:
     def _wait_for_signal(self, home: Path) -> None:
         """Wait for SIGINT or SIGTERM, either of which is a normal end here."""
         self._print(f"the stack runs until Ctrl-C; use it with: VCASGD_HOME={home} vcasgd")
-        try:
-            with self._interrupts.allowed():
-                signal.pause()
-        except CommandInterrupted:
-            self._print("stopping")
+        while not self._signals.wait(KEEP_SECONDS):
+            pass
+        self._print("stopping")
+
+    def _check_signals(self) -> None:
+        if self._signals.count:
+            raise Interrupted
+
+    def _bounded(self, found: Iterator[JobStatus]) -> Iterator[JobStatus]:
+        deadline = time.monotonic() + LIMIT_SECONDS
+        for status in found:
+            self._check_signals()
+            if time.monotonic() > deadline and not status.job.over:
+                raise StackError(
+                    f"the demo's job did not end within {LIMIT_SECONDS:.0f} s: {status}",
+                    remedy="try again while this machine is less busy",
+                )
+            yield status
 
     def _print(self, text: str) -> None:
         self._console.print(text)
-
-
-def _bounded(found: Iterator[JobStatus]) -> Iterator[JobStatus]:
-    deadline = time.monotonic() + LIMIT_SECONDS
-    for status in found:
-        if time.monotonic() > deadline and not status.job.over:
-            raise StackError(
-                f"the demo's job did not end within {LIMIT_SECONDS:.0f} s: {status}",
-                remedy="try again while this machine is less busy",
-            )
-        yield status
 
 
 def _check(summary: Summary) -> None:
