@@ -301,7 +301,7 @@ def test_all_that_workers_write_has_a_quota() -> None:
 def test_a_worker_cannot_pass_keys_of_the_platform_to_a_script(
     ledger_as_worker: RedisClient, world: World
 ) -> None:
-    digest = world.ledger.script_load(script_source("ledger/release"))
+    digest = world.ledger.script_load(script_source("ledger/end"))
     keys = world.ledger_keys
 
     for key in set(keys.all).difference(keys.worker_script_keys):

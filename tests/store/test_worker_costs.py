@@ -156,13 +156,13 @@ def test_a_script_refuses_many_and_long_arguments(
     digest = hashlib.sha1(script_source(script).encode()).hexdigest()
     prefix = LEDGER_KEYS.record.removesuffix("record") if ledger else TENSOR_KEYS.prefix
     keys = [CLEARANCES if k == "clearances" else prefix + k for k in expected_keys(script)]
-    if script == "ledger/report":
+    if script == "ledger/end":
         keys.append(LEDGER_KEYS.facts)
     client, before = connect(user.url(limited.url)), cpu_of(admin)
 
     with pytest.raises(Exception, match="arguments are allowed"):
         client.execute_command("EVALSHA", digest, len(keys), *keys, *["1"] * 300_000)
-    if script not in ("ledger/report", "tensors/install"):
+    if script not in ("ledger/end", "tensors/install"):
         with pytest.raises(Exception, match="bytes"):
             client.execute_command(
                 "EVALSHA", digest, len(keys), *keys, b"1" * (MAX_STRING_BYTES - 1)

@@ -29,7 +29,7 @@ from vcasgd.store.connection import RedisClient, script_source
 from vcasgd.store.keys import CLEARANCES, LedgerKeys, TensorKeys
 
 #: Scripts that workers run.
-LEDGER_SCRIPTS = ("ledger/acquire", "ledger/renew", "ledger/release", "ledger/report")
+LEDGER_SCRIPTS = ("ledger/acquire", "ledger/renew", "ledger/end")
 TENSORS_SCRIPTS = (
     "tensors/begin",
     "tensors/reserve",

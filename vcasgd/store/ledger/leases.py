@@ -98,8 +98,7 @@ class Leases:
         self._trained: deque[int] = deque(maxlen=OVERTAKING)
         self._acquire = ledger.script("ledger/acquire")
         self._renew = ledger.script("ledger/renew")
-        self._release = ledger.script("ledger/release")
-        self._report = ledger.script("ledger/report")
+        self._end = ledger.script("ledger/end")
 
     def acquire(self, only: WorkKind | None = None, *, idle: bool = False) -> Lease | Wait:
         """Lease the next work item, optionally ``only`` of one kind.
@@ -134,28 +133,22 @@ class Leases:
 
     def release(self, lease: Lease) -> bool:
         """Return a work item. Returns False if the worker no longer held it."""
-        keys = self._keys
-        return bool(
-            self._release(
-                keys=[keys.leases, keys.holders, keys.open],
-                args=[self._worker, lease.token, lease.piece],
-            )
-        )
+        return self._end_lease(lease, self._keys.open)
 
     def report_evaluation(self, lease: Lease, result: Mapping[str, Any]) -> bool:
         """Store the result of an evaluation. Returns False if the lease was lost."""
-        return self._store_result(lease, self._keys.evaluations, str(lease.number), result)
+        text = json.dumps(result)
+        return self._end_lease(lease, self._keys.evaluations, str(lease.number), text)
 
     def report_facts(self, lease: Lease, facts: Mapping[str, Any]) -> bool:
         """Store the facts of the first snapshot. Returns False if the lease was lost."""
-        return self._store_result(lease, self._keys.facts, "facts", facts)
+        return self._end_lease(lease, self._keys.facts, "facts", json.dumps(facts))
 
-    def _store_result(self, lease: Lease, key: str, field: str, result: Mapping[str, Any]) -> bool:
-        keys = self._keys
+    def _end_lease(self, lease: Lease, key: str, *result: str) -> bool:
         return bool(
-            self._report(
-                keys=[keys.leases, keys.holders, key],
-                args=[self._worker, lease.token, lease.piece, field, json.dumps(result)],
+            self._end(
+                keys=[self._keys.leases, self._keys.holders, key],
+                args=[self._worker, lease.token, lease.piece, *result],
             )
         )
 
