@@ -9,14 +9,11 @@ import pytest
 from support.world import World
 
 from vcasgd.limits import MAX_HEARTBEAT_BYTES
-from vcasgd.store.ledger.untrusted import (
-    LARGEST_COUNT,
-    MAX_COUNTERS,
-    MAX_NAME_LENGTH,
-    MAX_STATUS_LENGTH,
-    Heartbeat,
-)
-from vcasgd.store.ledger.workers import Traffic, WorkerBeats, read_beats
+from vcasgd.schemas.base import MAX_NAME_LENGTH
+from vcasgd.schemas.fleet import MAX_COUNTERS, MAX_STATUS_LENGTH
+from vcasgd.schemas.jobs import TrafficView
+from vcasgd.store.ledger.untrusted import Heartbeat
+from vcasgd.store.ledger.workers import WorkerBeats, read_beats
 
 
 def parsed(**fields: Any) -> Heartbeat:
@@ -31,7 +28,7 @@ def test_a_heartbeat_survives_the_ledger() -> None:
         notice_at=9.0, leaving="drain", reading={"hits": 3, "seconds": 0.5},
     )  # fmt: skip
 
-    assert Heartbeat.parse(json.dumps(heartbeat.to_json()).encode()) == heartbeat
+    assert Heartbeat.parse(heartbeat.model_dump_json().encode()) == heartbeat
 
 
 @pytest.mark.parametrize(
@@ -41,6 +38,8 @@ def test_a_heartbeat_that_is_no_object_is_none(text: bytes) -> None:
     assert Heartbeat.parse(text) is None
 
 
+#: Largest integer that every parser of JSON reads exactly.
+LARGEST_COUNT = 2**53 - 1
 NAN, INFINITE = float("nan"), float("inf")
 
 
@@ -108,4 +107,4 @@ def test_traffic_of_hostile_workers_is_parsed_and_never_overflows(world: World) 
     renew(world, "b", pushed_bytes="many", fetched_bytes=LARGEST_COUNT + 1)
 
     traffic = WorkerBeats(world.ledger).traffic(world.job)
-    assert traffic == Traffic(LARGEST_INTEGER + LARGEST_COUNT, 0)
+    assert traffic == TrafficView(pushed_bytes=LARGEST_INTEGER + LARGEST_COUNT)

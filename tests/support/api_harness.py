@@ -28,6 +28,7 @@ from support.waiting import PATIENCE, await_truth
 from vcasgd.api.app import create_app
 from vcasgd.api.convert import job_view
 from vcasgd.client import Client
+from vcasgd.schemas.jobs import TrafficView
 from vcasgd.settings import Settings
 from vcasgd.spec.job import JobSpec
 from vcasgd.storage.objects import Storage
@@ -37,7 +38,6 @@ from vcasgd.store.ledger.job import JobRecord, JobState
 from vcasgd.store.ledger.jobs import Jobs
 from vcasgd.store.ledger.leases import Lease, Leases
 from vcasgd.store.ledger.servers import Accounts, Servers
-from vcasgd.store.ledger.workers import Traffic
 
 HEARTBEAT = 1.0
 PACKAGE_LIMIT_MB = 1.0
@@ -205,7 +205,7 @@ def spec(**fields: Any) -> JobSpec:
 
 #: Content of the answer to a request for a job.
 A_JOB = job_view(
-    JobRecord("job", spec(), JobState.RUNNING, "0" * 64, created_at=1.0), Traffic()
+    JobRecord("job", spec(), JobState.RUNNING, "0" * 64, created_at=1.0), TrafficView()
 ).model_dump(mode="json")
 
 

@@ -26,7 +26,16 @@ def losses(*values: float) -> list[Metrics]:
 def evaluated(*metrics: Metrics, rollbacks: int = 0) -> list[Evaluation]:
     """Return evaluations with these metrics, of the epochs 1, 2, and so on."""
     return [
-        Evaluation(number, number, each, "w", 1.0, 0.0, epoch=number, rollbacks=rollbacks)
+        Evaluation(
+            number=number,
+            version=number,
+            metrics=each,
+            worker="w",
+            seconds=1.0,
+            at=0.0,
+            epoch=number,
+            rollbacks=rollbacks,
+        )
         for number, each in enumerate(metrics, start=1)
     ]
 

@@ -17,15 +17,14 @@ from vcasgd.schemas.history import (
     StalenessView,
     TimelineView,
 )
-from vcasgd.schemas.jobs import BestView, JobView, ProgressView
+from vcasgd.schemas.jobs import BestView, JobView, ProgressView, TrafficView
 from vcasgd.storage.checkpoints import StoredCheckpoint
 from vcasgd.store.ledger.job import JobRecord
-from vcasgd.store.ledger.workers import Traffic
 
 # -- jobs ---------------------------------------------------------------------------------------
 
 
-def job_view(job: JobRecord, traffic: Traffic, loss: float | None = None) -> JobView:
+def job_view(job: JobRecord, traffic: TrafficView, loss: float | None = None) -> JobView:
     """Return the view of a job, with the bytes that its workers have moved, and its newest loss."""
     return JobView.model_validate(
         {

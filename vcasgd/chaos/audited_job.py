@@ -322,7 +322,7 @@ def _event(event: Mapping[str, Any]) -> str:
 
 
 def _heartbeat(worker: str, beat: Heartbeat) -> str:
-    shown = {name: each for name, each in beat.to_json().items() if name != "at"}
+    shown = {name: each for name, each in beat.model_dump().items() if name != "at"}
     return f"{worker}: {time.time() - (beat.at or 0.0):.1f} s ago {json.dumps(shown)}"
 
 

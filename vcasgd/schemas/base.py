@@ -5,10 +5,28 @@ from __future__ import annotations
 import math
 from typing import Annotated, Any
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    model_validator,
+)
 
+from vcasgd.printable import printable
 from vcasgd.spec.job import JobSpec
 from vcasgd.spec.values import check_plain
+
+#: Longest name of a machine, a metric, or a kind of notice.
+MAX_NAME_LENGTH = 255
+#: Largest number; far beyond any real value, and safe to calculate with.
+LARGEST_NUMBER = 1e15
+
+#: What workers report. A larger count isn't read exactly by every parser of JSON.
+Count = Annotated[int, Field(ge=0, lt=2**53)]
+Number = Annotated[float, Field(ge=0, le=LARGEST_NUMBER, allow_inf_nan=False)]
+Name = Annotated[str, Field(max_length=MAX_NAME_LENGTH), AfterValidator(printable)]
 
 
 def finite(value: Any) -> Any:

@@ -5,73 +5,114 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field
 
-from vcasgd.schemas.base import RequestBody, Row, Schema
+from vcasgd.printable import printable
+from vcasgd.schemas.base import LARGEST_NUMBER, Count, Name, Number, RequestBody, Row, Schema
 from vcasgd.schemas.history import EventRow
 from vcasgd.schemas.jobs import JobRow
 from vcasgd.spec.hardware import Hardware
 
+#: Most counters of a data set, and most samples that a heartbeat names.
+MAX_COUNTERS = 100
+#: Characters of a text in a heartbeat; the rest is cut.
+MAX_STATUS_LENGTH = 2000
 
-class WorkerRow(Row):
+Status = Annotated[
+    str,
+    BeforeValidator(lambda text: text[:MAX_STATUS_LENGTH] if isinstance(text, str) else text),
+    AfterValidator(printable),
+]
+Counter = Annotated[int | float, Field(ge=-LARGEST_NUMBER, le=LARGEST_NUMBER, allow_inf_nan=False)]
+
+
+class HeartbeatView(Schema):
     """Last heartbeat of a worker. `step_seconds`, `local_steps`, and `momentum` describe its last
     push intervals."""
+
+    at: Number | None = None
+    machine: Name | None = None
+    host: Name | None = None
+    pid: Count | None = None
+    doing: Status | None = Field(default=None, description="Current activity.")
+    steps: Count | None = Field(default=None, description="Local steps since the process started.")
+    samples: Count | None = None
+    samples_per_second: Number | None = Field(
+        default=None, description="Rate over the last push intervals, waits included."
+    )
+    flops_utilization: Number | None = Field(
+        default=None,
+        description="Share of the GPU's peak in 16 bits that the model uses; null unless the task "
+        "has `flops_per_sample` and the card is known.",
+    )
+    step_seconds: Number | None = None
+    local_steps: Count | None = None
+    momentum: Number | None = Field(default=None, description="null if it isn't tuned.")
+    uncorrected: Name | None = Field(
+        default=None,
+        description="Name of the optimizer if its moments are those of a part of the batch.",
+    )
+    bad_samples: Annotated[dict[Name, Status], Field(max_length=MAX_COUNTERS)] | None = Field(
+        default=None, description="Index and reason of the newest samples that it skipped."
+    )
+    unpushed_since: Number | None = Field(
+        default=None, description="Start of the oldest training that isn't pushed yet."
+    )
+    version: Count | None = None
+    pushes: Count | None = None
+    push_seconds: Number | None = Field(default=None, description="Duration of the last push.")
+    pushed_bytes: Count | None = Field(
+        default=None, description="Bytes of pushed updates since the worker started."
+    )
+    fetched_bytes: Count | None = Field(
+        default=None,
+        description="Bytes of fetched snapshots since the worker started; null if an older "
+        "worker doesn't report it.",
+    )
+    pushed_again: Count | None = None
+    discarded: Count | None = None
+    denied: Count | None = Field(
+        default=None, description="Pushes that a store node refused, as the worker had no access."
+    )
+    unapplied: Count | None = None
+    resident_bytes: Count | None = None
+    memory_bytes: Count | None = None
+    memory_free_bytes: Count | None = None
+    gpu_memory_bytes: Count | None = None
+    gpu_memory_free_bytes: Count | None = None
+    gpu_utilization: Number | None = Field(
+        default=None, description="Percentage of time in which the GPU computes, for any process."
+    )
+    device: Name | None = Field(default=None, description="GPU of this worker, or cpu.")
+    visible_gpus: Annotated[str, Field(pattern=r"^[A-Za-z0-9,/_-]{1,400}$")] | None = Field(
+        default=None, description="CUDA_VISIBLE_DEVICES of all its processes."
+    )
+    gpus: Count | None = Field(
+        default=None, description="GPUs of the machine, each of which gets a worker."
+    )
+    ranks: Count | None = None
+    cores: Count | None = None
+    cpu_percent: Number | None = Field(
+        default=None, description="Processor time since the heartbeat before; 100 is one core."
+    )
+    reading: Annotated[dict[Name, Counter], Field(max_length=MAX_COUNTERS)] | None = Field(
+        default=None, description="Counters that the data set keeps of its reads."
+    )
+    notice: Name | None = Field(default=None, description="Kind of the notice of eviction.")
+    notice_at: Number | None = None
+    leaving: Status | None = Field(default=None, description="Reason why the worker leaves.")
+
+
+class WorkerRow(HeartbeatView):
+    """A worker and its last heartbeat. Unknown fields are kept."""
+
+    model_config = ConfigDict(extra="allow")
 
     name: str
     job: str
     quarantined: str | None = Field(
         default=None, description="Reason for the quarantine; the worker gets no more work."
     )
-    at: float | None = None
-    machine: str | None = None
-    host: str | None = None
-    pid: int | None = None
-    doing: str | None = Field(default=None, description="Current activity.")
-    steps: int | None = None
-    samples: int | None = None
-    samples_per_second: float | None = Field(
-        default=None, description="Rate over the last push intervals, waits included."
-    )
-    flops_utilization: float | None = Field(
-        default=None,
-        description="Share of the GPU's peak in 16 bits that the model uses; null unless the task "
-        "has `flops_per_sample` and the card is known.",
-    )
-    step_seconds: float | None = None
-    local_steps: int | None = None
-    momentum: float | None = None
-    version: int | None = None
-    pushes: int | None = None
-    pushed_bytes: int | None = Field(
-        default=None, description="Bytes of pushed updates since the worker started."
-    )
-    fetched_bytes: int | None = Field(
-        default=None,
-        description="Bytes of fetched snapshots since the worker started; null if an older "
-        "worker doesn't report it.",
-    )
-    pushed_again: int | None = None
-    discarded: int | None = None
-    unapplied: int | None = None
-    resident_bytes: int | None = None
-    memory_bytes: int | None = None
-    memory_free_bytes: int | None = None
-    gpu_memory_bytes: int | None = None
-    gpu_memory_free_bytes: int | None = None
-    gpu_utilization: float | None = Field(
-        default=None, description="Percentage of time in which the GPU computes, for any process."
-    )
-    device: str | None = Field(default=None, description="GPU of this worker, or cpu.")
-    gpus: int | None = Field(
-        default=None, description="GPUs of the machine, each of which gets a worker."
-    )
-    cores: int | None = None
-    cpu_percent: float | None = Field(
-        default=None, description="Processor time since the heartbeat before; 100 is one core."
-    )
-    notice: str | None = Field(default=None, description="Kind of the notice of eviction.")
-    notice_at: float | None = None
-    leaving: str | None = Field(default=None, description="Reason why the worker leaves.")
 
 
 class MachineState(StrEnum):

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import asdict
 
 from vcasgd.errors import SnapshotMissing
 from vcasgd.learning.subtasks import EpochPlan
 from vcasgd.learning.vector import Floats
-from vcasgd.store.ledger.job import Evaluation
 from vcasgd.store.ledger.leases import Lease
 from vcasgd.store.tensors.sharded import ShardedSnapshots
 from vcasgd.store.tensors.snapshot import Record
@@ -58,21 +56,17 @@ class Evaluator:
         if not metrics:
             raise WorkInterrupted
         samples = min(_samples(points.plan, shard.record) for shard in whole)
-        result = Evaluation(
-            number=lease.number,
-            version=whole[0].meta.version,
-            metrics=metrics,
-            worker=self._context.name,
-            seconds=time.monotonic() - started,
-            at=time.time(),
-            versions=versions_of(whole),
-            samples=samples,
-            rollbacks=min(shard.meta.rollbacks for shard in whole),
-        )
-        # Readers derive its place.
-        derived = ("number", "epoch", "step")
-        fields = {key: value for key, value in asdict(result).items() if key not in derived}
-        self._context.leases.report_evaluation(lease, fields)
+        result = {
+            "version": whole[0].meta.version,
+            "metrics": metrics,
+            "worker": self._context.name,
+            "seconds": time.monotonic() - started,
+            "at": time.time(),
+            "versions": versions_of(whole),
+            "samples": samples,
+            "rollbacks": min(shard.meta.rollbacks for shard in whole),
+        }
+        self._context.leases.report_evaluation(lease, result)
         earlier = [each.metrics for each in job.evaluations if (each.samples or 0) < samples]
         return learner.end_after([*earlier, metrics])
 

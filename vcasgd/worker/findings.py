@@ -29,9 +29,9 @@ from vcasgd.learning.streams import Stream
 from vcasgd.learning.subtasks import EpochPlan
 from vcasgd.learning.training import batch_size_of, batches_of, parts_of, sound_samples
 from vcasgd.learning.training_set import TrainingSet, dataset_of, length_of
+from vcasgd.schemas.base import MAX_NAME_LENGTH
 from vcasgd.spec.job import JobSpec
 from vcasgd.store.ledger.job import ModelFacts
-from vcasgd.store.ledger.untrusted import MAX_NAME_LENGTH
 from vcasgd.task.task import Task
 from vcasgd.worker.adapter import adapter_of
 from vcasgd.worker.approximations import approximations

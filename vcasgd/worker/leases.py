@@ -228,7 +228,7 @@ class HeartbeatSender(EssentialThread):
         """Send a heartbeat. Returns False if the ledger didn't answer, so it may not have it."""
         held = self._book.held() if self._alive() else []
         try:
-            renewal = self._leases.renew(self._description().to_json(), held)
+            renewal = self._leases.renew(self._description().model_dump(), held)
             self.last_answer = time.monotonic()
             for lease in held:
                 if lease.piece in renewal.lost:

@@ -30,6 +30,7 @@ from vcasgd.learning.shards import ShardRange
 from vcasgd.learning.vector import Floats, MappedVector, read_tensors
 from vcasgd.local_files import default_cache_folder, temporary_folder
 from vcasgd.logging import identify
+from vcasgd.schemas.base import MAX_NAME_LENGTH
 from vcasgd.session.script import LoopInThread, load
 from vcasgd.spec.job import JobSpec
 from vcasgd.spec.sections import StartFrom
@@ -41,7 +42,6 @@ from vcasgd.store.connection import RedisClient
 from vcasgd.store.keys import TensorKeys
 from vcasgd.store.ledger.job import JobRecord, ModelFacts
 from vcasgd.store.ledger.leases import Lease
-from vcasgd.store.ledger.untrusted import MAX_NAME_LENGTH
 from vcasgd.store.tensors.snapshot import Meta, Record, encode_integers
 from vcasgd.store.tensors.snapshot_index import nodes_of
 from vcasgd.store.tensors.snapshot_store import SnapshotStore
@@ -345,7 +345,7 @@ class Setup:
         snapshots = SnapshotStore(node, TensorKeys(self._context.job, part.shard))
         # Later on, an empty tensors server may just have restarted. Starting over helps only a
         # parameter server that has no model either, and it has taken over then.
-        if not first and not snapshots.taken_over():
+        if not first and not snapshots.fence():
             return
         meta = Meta(
             version=0,

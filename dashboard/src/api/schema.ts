@@ -3862,19 +3862,9 @@ export interface components {
         };
         /**
          * WorkerRow
-         * @description Last heartbeat of a worker. `step_seconds`, `local_steps`, and `momentum` describe its last
-         *     push intervals.
+         * @description A worker and its last heartbeat. Unknown fields are kept.
          */
         WorkerRow: {
-            /** Name */
-            name: string;
-            /** Job */
-            job: string;
-            /**
-             * Quarantined
-             * @description Reason for the quarantine; the worker gets no more work.
-             */
-            quarantined: string | null;
             /** At */
             at: number | null;
             /** Machine */
@@ -3888,7 +3878,10 @@ export interface components {
              * @description Current activity.
              */
             doing: string | null;
-            /** Steps */
+            /**
+             * Steps
+             * @description Local steps since the process started.
+             */
             steps: number | null;
             /** Samples */
             samples: number | null;
@@ -3906,12 +3899,37 @@ export interface components {
             step_seconds: number | null;
             /** Local Steps */
             local_steps: number | null;
-            /** Momentum */
+            /**
+             * Momentum
+             * @description null if it isn't tuned.
+             */
             momentum: number | null;
+            /**
+             * Uncorrected
+             * @description Name of the optimizer if its moments are those of a part of the batch.
+             */
+            uncorrected: string | null;
+            /**
+             * Bad Samples
+             * @description Index and reason of the newest samples that it skipped.
+             */
+            bad_samples: {
+                [key: string]: string;
+            } | null;
+            /**
+             * Unpushed Since
+             * @description Start of the oldest training that isn't pushed yet.
+             */
+            unpushed_since: number | null;
             /** Version */
             version: number | null;
             /** Pushes */
             pushes: number | null;
+            /**
+             * Push Seconds
+             * @description Duration of the last push.
+             */
+            push_seconds: number | null;
             /**
              * Pushed Bytes
              * @description Bytes of pushed updates since the worker started.
@@ -3926,6 +3944,11 @@ export interface components {
             pushed_again: number | null;
             /** Discarded */
             discarded: number | null;
+            /**
+             * Denied
+             * @description Pushes that a store node refused, as the worker had no access.
+             */
+            denied: number | null;
             /** Unapplied */
             unapplied: number | null;
             /** Resident Bytes */
@@ -3949,10 +3972,17 @@ export interface components {
              */
             device: string | null;
             /**
+             * Visible Gpus
+             * @description CUDA_VISIBLE_DEVICES of all its processes.
+             */
+            visible_gpus: string | null;
+            /**
              * Gpus
              * @description GPUs of the machine, each of which gets a worker.
              */
             gpus: number | null;
+            /** Ranks */
+            ranks: number | null;
             /** Cores */
             cores: number | null;
             /**
@@ -3960,6 +3990,13 @@ export interface components {
              * @description Processor time since the heartbeat before; 100 is one core.
              */
             cpu_percent: number | null;
+            /**
+             * Reading
+             * @description Counters that the data set keeps of its reads.
+             */
+            reading: {
+                [key: string]: number;
+            } | null;
             /**
              * Notice
              * @description Kind of the notice of eviction.
@@ -3972,6 +4009,15 @@ export interface components {
              * @description Reason why the worker leaves.
              */
             leaving: string | null;
+            /** Name */
+            name: string;
+            /** Job */
+            job: string;
+            /**
+             * Quarantined
+             * @description Reason for the quarantine; the worker gets no more work.
+             */
+            quarantined: string | null;
         } & {
             [key: string]: unknown;
         };

@@ -97,7 +97,7 @@ def _workers(services: Services, jobs: Collection[str]) -> Iterator[WorkerRow]:
     for job in jobs:
         for name in sorted(heartbeats[job].keys() | quarantined[job].keys()):
             beat = heartbeats[job].get(name)
-            fields = beat.to_json() if beat else {}
+            fields = dict(beat) if beat else {}
             fields |= {"name": name, "job": job, "quarantined": quarantined[job].get(name)}
             yield WorkerRow.model_validate(fields)
 

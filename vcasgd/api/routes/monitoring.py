@@ -31,10 +31,10 @@ from vcasgd.api.access import METRICS, Services, ServicesDep
 from vcasgd.errors import StoreError
 from vcasgd.logging import isolated
 from vcasgd.schemas.fleet import ServerGaugesView
+from vcasgd.schemas.jobs import TrafficView
 from vcasgd.schemas.service import Health
 from vcasgd.store.connection import RedisClient
 from vcasgd.store.ledger.job import MAX_STALENESS, JobRecord, JobState
-from vcasgd.store.ledger.workers import Traffic
 from vcasgd.store.quotas import read_gauges
 
 router = APIRouter(tags=["health"])
@@ -125,7 +125,7 @@ class _JobSources:
     record: JobRecord
     workers: int
     spent_usd: float
-    traffic: Traffic
+    traffic: TrafficView
 
 
 def _sources(services: Services) -> Iterator[_JobSources]:

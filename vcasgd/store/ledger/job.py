@@ -18,6 +18,7 @@ from vcasgd.learning.length import plan_for
 from vcasgd.learning.local_batch import most_workers
 from vcasgd.learning.shards import MAX_SHARDS_OF_NODE
 from vcasgd.learning.subtasks import EpochPlan
+from vcasgd.schemas.base import Count, Name
 from vcasgd.spec.job import CHANGEABLE, MAX_SUBTASKS, JobSpec
 from vcasgd.spec.job import JobState as JobState
 from vcasgd.spec.sections import DEFAULT_METRICS, Metric, place_of
@@ -26,9 +27,7 @@ from vcasgd.store.keys import LedgerKeys
 from vcasgd.store.ledger.tuning import Tuned
 from vcasgd.store.ledger.untrusted import (
     MAX_FACTS_LENGTH,
-    Count,
     Invalid,
-    Name,
     Result,
     Text,
     check_layout,
@@ -167,26 +166,18 @@ class ModelFacts:
         return points_for(spec.evaluate, self.plan(spec), self.batch_size or 1)
 
 
-@dataclass(frozen=True)
-class Evaluation:
-    """The result of one evaluation on the validation split."""
+class Evaluation(Result):
+    """The result of one evaluation on the validation split.
+
+    ``version`` is that of the first shard; ``samples`` in the model, and its ``step``, are None if
+    they are unknown. ``rollbacks`` before the model are the lowest of all shards.
+    """
 
     #: Number of its point; see :class:`~vcasgd.learning.evaluation.EvaluationPoints`.
     number: int
-    version: int
-    metrics: dict[str, float]
-    worker: str
-    seconds: float
-    at: float
-    #: Version of the model in each shard; ``version`` is that of the first.
-    versions: tuple[int, ...] = ()
-    #: Samples in the model, and its steps; None if they are unknown.
-    samples: int | None = None
     step: int | None = None
     #: Number of the epoch that ended, or the samples in epochs.
     epoch: float = 0.0
-    #: Rollbacks before the model, the lowest of all shards.
-    rollbacks: int = 0
 
     @property
     def place(self) -> str:
@@ -508,7 +499,7 @@ def _evaluation(
 ) -> Evaluation:
     read = parse(Result, text)
     fields = {**dict(read), "versions": read.versions or (read.version,)}
-    result = Evaluation(number=number, epoch=float(number), **fields)
+    result = Evaluation(**fields, number=number, epoch=float(number))
     if facts is not None and len(result.versions) != facts.shards:
         raise Invalid(f"versions: {len(result.versions)}, but the job has {facts.shards} shards")
     return result if facts is None or points is None else completed(result, facts, points)
@@ -521,4 +512,5 @@ def completed(result: Evaluation, facts: ModelFacts, points: EvaluationPoints) -
     # At the end of an epoch, a part of the next one may be applied already.
     counted = least if points.at_epochs else samples
     step = samples // facts.batch_size if facts.batch_size else None
-    return replace(result, samples=samples, step=step, epoch=counted / facts.samples)
+    place = {"samples": samples, "step": step, "epoch": counted / facts.samples}
+    return result.model_copy(update=place)

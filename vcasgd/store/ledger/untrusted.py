@@ -19,38 +19,29 @@ from pydantic import (
     Field,
     ValidationError,
     ValidatorFunctionWrapHandler,
-    WrapValidator,
+    field_validator,
 )
 
 from vcasgd.errors import CheckpointDamaged
 from vcasgd.learning.layout import Layout
 from vcasgd.limits import MAX_HEARTBEAT_BYTES
 from vcasgd.printable import printable
+from vcasgd.schemas.base import Count, Name, Number
+from vcasgd.schemas.fleet import HeartbeatView
 
 #: Longest entry of a stream and longest result in bytes; real ones have some hundred.
 MAX_ENTRY_LENGTH = 1 << 20
 #: Longest facts in bytes; a layout has about a hundred for each of a model's tensors.
 MAX_FACTS_LENGTH = 1 << 22
-#: Characters of a text that people read, and of one in a heartbeat; the rest is cut.
-MAX_TEXT_LENGTH, MAX_STATUS_LENGTH = 20_000, 2000
-#: Longest name of a machine, a metric, or a kind of notice.
-MAX_NAME_LENGTH = 255
-#: Largest count: the largest integer that every JSON parser reads exactly.
-LARGEST_COUNT = 2**53 - 1
-#: Largest time, duration or read counter; far beyond any real value, and safe to calculate with.
-LARGEST_NUMBER = 1e15
+#: Characters of a text that people read; the rest is cut.
+MAX_TEXT_LENGTH = 20_000
 #: Largest number of floats in a model; 4 TiB.
 LARGEST_MODEL = 1 << 40
 #: Metrics of an evaluation, and versions in it; jobs have at most 1024 shards.
 MAX_METRICS, MAX_VERSIONS = 1000, 1024
 #: Characters of a reason, which appears in events and logs.
 MAX_REASON_LENGTH = 300
-#: Most counters that a data set can report in :attr:`Heartbeat.reading`.
-MAX_COUNTERS = 100
 
-Count = Annotated[int, Field(ge=0, le=LARGEST_COUNT)]
-Time = Annotated[float, Field(ge=0, le=LARGEST_NUMBER, allow_inf_nan=False)]
-Name = Annotated[str, Field(max_length=MAX_NAME_LENGTH), AfterValidator(printable)]
 Text = Annotated[
     str, BeforeValidator(lambda text: text[:MAX_TEXT_LENGTH] if isinstance(text, str) else text),
     AfterValidator(printable),
@@ -76,8 +67,8 @@ class Result(Content):
     version: Count
     metrics: dict[Name, float] = Field(max_length=MAX_METRICS)
     worker: Name
-    seconds: Time
-    at: Time
+    seconds: Number
+    at: Number
     versions: tuple[Count, ...] = Field(default=(), max_length=MAX_VERSIONS)
     samples: Count | None = None
     rollbacks: Count = 0
@@ -91,7 +82,7 @@ class LogLine(Content):
     """Line that a worker printed or logged."""
 
     worker: Name
-    at: Time
+    at: Number
     line: Text
     level: LogLevel = "out"
 
@@ -158,109 +149,26 @@ def log_entry(entry: bytes, fields: Mapping[bytes, bytes]) -> dict[str, Any]:
     return {"id": at, **line.model_dump()}
 
 
-def _none_if_invalid(value: Any, validate: ValidatorFunctionWrapHandler) -> Any:
-    try:
-        return validate(value)
-    except ValidationError:
-        return None
-
-
-def _cut(value: Any) -> Any:
-    return value[:MAX_STATUS_LENGTH] if isinstance(value, str) else value
-
-
-_Optional = WrapValidator(_none_if_invalid)
-_Count = Annotated[Count | None, _Optional]
-_Number = Annotated[Time | None, _Optional]
-_Name = Annotated[Name | None, _Optional]
-_Status = Annotated[str, BeforeValidator(_cut), AfterValidator(printable)]
-_Text = Annotated[_Status | None, _Optional]
-_Counter = Annotated[int | float, Field(ge=-LARGEST_NUMBER, le=LARGEST_NUMBER)]
-_Counters = Annotated[
-    Annotated[dict[Name, _Counter], Field(max_length=MAX_COUNTERS)] | None, _Optional
-]
-
-
-_Gpus = Annotated[Annotated[str, Field(pattern=r"^[A-Za-z0-9,/_-]{1,400}$")] | None, _Optional]
-_Notes = Annotated[Annotated[dict[Name, _Status], Field(max_length=MAX_COUNTERS)] | None, _Optional]
-
-
 #: Start of what a worker does in its last heartbeat; the reason follows.
 LEFT = "left: "
 
 
-class Heartbeat(BaseModel):
+class Heartbeat(HeartbeatView):
     """Status that a worker reports with each heartbeat.
 
     Workers are untrusted: a field that is missing, has another type, isn't finite, or is out of
-    range is None. Unknown fields are dropped. Times are Unix seconds.
+    range is None. Unknown fields are dropped.
     """
 
-    model_config = ConfigDict(frozen=True, strict=True, extra="ignore", allow_inf_nan=False)
+    model_config = ConfigDict(strict=True, extra="ignore")
 
-    at: _Number = None
-    machine: _Name = None
-    host: _Name = None
-    pid: _Count = None
-    #: The current activity, for people.
-    doing: _Text = None
-    #: Local steps and samples since the process started.
-    steps: _Count = None
-    samples: _Count = None
-    #: Over the last push intervals, waits included.
-    samples_per_second: _Number = None
-    #: Operations of the model over those that the GPU can do, at that rate.
-    flops_utilization: _Number = None
-    #: Median seconds of a local step over the last push intervals.
-    step_seconds: _Number = None
-    #: Local steps in the last push interval.
-    local_steps: _Count = None
-    #: Momentum of the optimizer in the last push interval; None if it isn't tuned.
-    momentum: _Number = None
-    #: Name of the optimizer if its moments are those of a part of the job's batch.
-    uncorrected: _Name = None
-    #: Index and reason of the newest samples that it skipped.
-    bad_samples: _Notes = None
-    #: Start of the oldest training that isn't pushed yet.
-    unpushed_since: _Number = None
-    #: Version of the model's first shard in the current base.
-    version: _Count = None
-    pushes: _Count = None
-    #: Seconds of the last push.
-    push_seconds: _Number = None
-    #: Bytes of pushed updates and of fetched snapshots, as they are encoded on the network, since
-    #: the process started. Older workers don't report ``fetched_bytes``.
-    pushed_bytes: _Count = None
-    fetched_bytes: _Count = None
-    pushed_again: _Count = None
-    discarded: _Count = None
-    #: Pushes that a store node refused, because the worker had no access.
-    denied: _Count = None
-    unapplied: _Count = None
-    resident_bytes: _Count = None
-    memory_bytes: _Count = None
-    memory_free_bytes: _Count = None
-    #: Only reported once the process uses a GPU.
-    gpu_memory_bytes: _Count = None
-    gpu_memory_free_bytes: _Count = None
-    #: Percentage of the last moments in which the GPU computed, for any process.
-    gpu_utilization: _Number = None
-    #: The device of this worker, CUDA_VISIBLE_DEVICES of all its processes, and the GPUs of its
-    #: machine that workers may use.
-    device: _Name = None
-    visible_gpus: _Gpus = None
-    gpus: _Count = None
-    ranks: _Count = None
-    cores: _Count = None
-    #: Processor time since the last heartbeat; 100 is one core.
-    cpu_percent: _Number = None
-    #: Counters that the data set keeps of its reads.
-    reading: _Counters = None
-    #: Kind and time of the notice of eviction.
-    notice: _Name = None
-    notice_at: _Number = None
-    #: Why the worker leaves; None while it stays.
-    leaving: _Text = None
+    @field_validator("*", mode="wrap")
+    @classmethod
+    def _none_if_invalid(cls, value: Any, validate: ValidatorFunctionWrapHandler) -> Any:
+        try:
+            return validate(value)
+        except ValidationError:
+            return None
 
     @property
     def has_left(self) -> bool:
@@ -276,10 +184,6 @@ class Heartbeat(BaseModel):
             return cls.model_validate_json(text)
         except ValidationError:
             return None
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the fields as JSON values."""
-        return self.model_dump()
 
 
 def worker_name(text: bytes) -> str | None:

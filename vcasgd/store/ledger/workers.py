@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import asdict, dataclass
 from decimal import Decimal
 from operator import attrgetter
 from typing import Any
 
+from vcasgd.schemas.jobs import TrafficView
 from vcasgd.store.connection import RedisClient
 from vcasgd.store.keys import LedgerKeys
 from vcasgd.store.ledger.untrusted import Heartbeat, worker_name
@@ -16,28 +16,19 @@ from vcasgd.store.ledger.untrusted import Heartbeat, worker_name
 JOBS_CACHED = 256
 
 
-@dataclass(frozen=True)
-class Traffic:
-    """Bytes of updates and snapshots, as they are encoded on the network.
+def _traffic(removed: Mapping[bytes, bytes], heartbeats: Iterable[Heartbeat]) -> TrafficView:
+    """Return the sums of a job. Each worker reports its own sums in its heartbeats.
 
-    Each worker reports its own sums in its heartbeats. When it is removed, they are added to those
-    of the job's earlier workers.
+    ``removed``: the ledger's hash, to which those of a worker are added when it is removed.
     """
-
-    pushed_bytes: int = 0
-    fetched_bytes: int = 0
-
-    @classmethod
-    def of_job(cls, removed: Mapping[bytes, bytes], heartbeats: Iterable[Heartbeat]) -> Traffic:
-        """Return the sums of all workers. ``removed``: the ledger's hash."""
-        pushed, fetched = (
-            int(Decimal(removed.get(name, b"0").decode()))
-            for name in (b"pushed_bytes", b"fetched_bytes")
-        )
-        for beat in heartbeats:
-            pushed += beat.pushed_bytes or 0
-            fetched += beat.fetched_bytes or 0
-        return cls(pushed, fetched)
+    pushed, fetched = (
+        int(Decimal(removed.get(name, b"0").decode()))
+        for name in (b"pushed_bytes", b"fetched_bytes")
+    )
+    for beat in heartbeats:
+        pushed += beat.pushed_bytes or 0
+        fetched += beat.fetched_bytes or 0
+    return TrafficView(pushed_bytes=pushed, fetched_bytes=fetched)
 
 
 class JobWorkers:
@@ -91,7 +82,7 @@ class JobWorkers:
                 pipe.hdel(keys.workers, *names)
                 pipe.srem(keys.draining, *names)
                 beats = filter(None, (Heartbeat.parse(text) for text in row if text))
-                for name, count in asdict(Traffic.of_job({}, beats)).items():
+                for name, count in dict(_traffic({}, beats)).items():
                     if count:
                         # A float: the server refuses to increment an integer beyond 64 bits.
                         pipe.hincrbyfloat(keys.traffic, name, count)
@@ -169,14 +160,14 @@ class WorkerBeats:
         """Return the heartbeats of several jobs, in one round trip."""
         return {job: beats for job, (beats, _) in self._read(jobs).items()}
 
-    def traffic(self, job: str) -> Traffic:
+    def traffic(self, job: str) -> TrafficView:
         """Return the bytes that all workers of a job have moved, also those that were removed."""
         return self.traffic_of([job])[job]
 
-    def traffic_of(self, jobs: Collection[str]) -> dict[str, Traffic]:
+    def traffic_of(self, jobs: Collection[str]) -> dict[str, TrafficView]:
         """Return the traffic of several jobs, in one round trip."""
         return {
-            job: Traffic.of_job(removed, beats.values())
+            job: _traffic(removed, beats.values())
             for job, (beats, removed) in self._read(jobs).items()
         }
 
