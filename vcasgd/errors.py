@@ -149,15 +149,11 @@ class InvalidUpdate(VcasgdError):
         return str(self.details.get("reason", "invalid"))
 
 
-class CheckpointError(VcasgdError):
-    """A checkpoint can't be written or read."""
+class CheckpointDamaged(VcasgdError):
+    """A digest of a checkpoint does not match, or a part of it is missing."""
 
 
-class CheckpointDamaged(CheckpointError):
-    """A digest does not match, or a part is missing."""
-
-
-class StorageUnavailable(CheckpointError):
+class StorageUnavailable(VcasgdError):
     """Object storage can't be reached, or is full."""
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
-from typing import Protocol, TypeVar, cast
+from typing import TypeVar, cast
 
 import httpx
 from httpx_sse import EventSource, ServerSentEvent
@@ -25,12 +25,8 @@ MAX_PAUSE = 5.0
 Result = TypeVar("Result")
 
 
-class OpenStream(Protocol):
-    """Opens the stream after an ID, with a read timeout in seconds."""
-
-    def __call__(
-        self, after: str | None, read_timeout: float
-    ) -> AbstractContextManager[httpx.Response]: ...
+#: Opens the stream after an ID, with a read timeout in seconds.
+OpenStream = Callable[[str | None, float], AbstractContextManager[httpx.Response]]
 
 
 class _Patience:

@@ -158,14 +158,9 @@ def metric_of(job: JobView, metric: Metric | None = None) -> Metric:
 def best_qualities(job: JobView, metric: Metric | None = None) -> list[float]:
     """Return the best value up to each evaluation of a job; higher is better."""
     ranked = metric_of(job, metric)
-    values = []
-    for each in sorted(job.evaluations, key=lambda one: one.version):
-        value = each.metrics.get(ranked.name)
-        if value is None or not math.isfinite(value):
-            values.append(-math.inf)
-        else:
-            values.append(value if ranked.mode == "max" else -value)
-    return list(itertools.accumulate(values, max))
+    evaluations = sorted(job.evaluations, key=lambda each: each.version)
+    qualities = (ranked.quality(each.metrics) for each in evaluations)
+    return list(itertools.accumulate((-math.inf if q is None else q for q in qualities), max))
 
 
 def below_median(qualities: Mapping[str, Sequence[float]], after: int) -> list[str]:

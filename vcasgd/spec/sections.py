@@ -208,7 +208,7 @@ class Metric(StrictModel):
             )
         return given if mode is None else {**given, "mode": mode}
 
-    def quality(self, metrics: Mapping[str, float]) -> float | None:
+    def quality(self, metrics: Mapping[str, float | None]) -> float | None:
         """Return the metric's value in one evaluation, with its sign set so that higher is better.
 
         A value that is not finite counts as worse than any other: minus infinity. None if the
@@ -217,7 +217,7 @@ class Metric(StrictModel):
         if self.name not in metrics:
             return None
         value = metrics[self.name]
-        if not math.isfinite(value):
+        if value is None or not math.isfinite(value):
             return -math.inf
         return value if self.mode == "max" else -value
 

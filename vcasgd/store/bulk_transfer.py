@@ -16,8 +16,6 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any
 
-import redis
-
 from vcasgd.errors import StoreUnavailable
 from vcasgd.store.connection import RedisClient
 from vcasgd.store.pipeline import error_of_reply, mapped_errors
@@ -40,7 +38,6 @@ LOCAL_RECEIVE_BUFFER = 1 << 21
 #: Milliseconds to wait for all expected bytes before fewer are accepted, because the server is
 #: slow or its answer is a short error.
 GATHER_MS = 20
-_OK = b"+OK\r\n"
 
 #: Words of a command.
 Command = Sequence[str | bytes | int]
@@ -80,8 +77,9 @@ class BulkTransfer:
 
         Each view is read when it is sent, so a generator may fill it just before.
         """
-        with self._socket() as bulk_socket:
-            _receive_oks(bulk_socket, _send_strings(bulk_socket, items, expire))
+        with self._socket() as bulk_socket, mapped_errors():
+            for _ in range(_send_strings(bulk_socket, items, expire)):
+                bulk_socket.connection.read_response()
 
     def store_between(
         self,
@@ -101,11 +99,7 @@ class BulkTransfer:
             _send_command(bulk_socket, before)
             count = _send_strings(bulk_socket, items, expire)
             _send_command(bulk_socket, after())
-            answers = [_answer(connection) for _ in range(count + 2)]
-        with mapped_errors():
-            for answer in answers:
-                if isinstance(answer, Exception):
-                    raise answer
+            answers = [connection.read_response() for _ in range(count + 2)]
         return answers[0], answers[-1]
 
     def load(self, keys: Sequence[str], targets: Sequence[memoryview]) -> Iterator[int]:
@@ -279,29 +273,8 @@ def _send_command(bulk_socket: BulkSocket, command: Command) -> None:
     bulk_socket.send(*(memoryview(part) for part in parts))
 
 
-def _answer(connection: Any) -> Any:
-    """Return an answer, or the error that the server answered."""
-    try:
-        return connection.read_response()
-    except redis.ResponseError as error:
-        return error
-
-
 def _bulk(word: bytes) -> bytes:
     return b"$%d\r\n%s\r\n" % (len(word), word)
-
-
-def _receive_oks(bulk_socket: BulkSocket, count: int) -> None:
-    """Receive the answers to ``SET``, and raise the first error among them."""
-    answers = bytearray(len(_OK) * count)
-    expected = _OK * count
-    received = 0
-    while received < len(answers):
-        received += bulk_socket.receive([memoryview(answers)[received:]])
-        if answers[:received] != expected[:received]:
-            texts = bytes(answers[:received]).split(b"\r\n")
-            at = next(index for index, text in enumerate(texts) if text[:1] not in (b"+", b""))
-            raise error_of_reply(_first_line(bulk_socket, b"\r\n".join(texts[at:]))[1:])
 
 
 def _receive_string(bulk_socket: BulkSocket, index: int, target: memoryview) -> None:

@@ -56,8 +56,6 @@ class Jobs(EventLog):
 
     def __init__(self, ledger: RedisClient) -> None:
         super().__init__(ledger)
-        #: States of jobs that have ended, which never change.
-        self._ended: dict[str, JobState] = {}
         self._submit = ledger.script("ledger/submit")
         self._transition = ledger.script("ledger/transition")
         self._roll_back = ledger.script("ledger/roll_back")
@@ -183,16 +181,10 @@ class Jobs(EventLog):
 
     def states(self) -> Counter[JobState]:
         """Return the number of jobs in each state."""
-        jobs = self.newest(0)
-        ended = {job: self._ended[job] for job in jobs if job in self._ended}
-        others = [job for job in jobs if job not in ended]
-        values = self._ledger.of_each("HGET", (LedgerKeys(job).record for job in others), "state")
+        records = (LedgerKeys(job).record for job in self.newest(0))
+        values = self._ledger.of_each("HGET", records, "state")
         names = {state.value.encode(): state for state in JobState}
-        known = {
-            job: names[value] for job, value in zip(others, values, strict=True) if value in names
-        }
-        self._ended = ended | {job: state for job, state in known.items() if state.over}
-        return Counter([*ended.values(), *known.values()])
+        return Counter(names[value] for value in values if value in names)
 
     def is_over(self, job: str) -> bool:
         """Return True if the ledger knows a job and it has ended."""

@@ -79,10 +79,6 @@ class SnapshotIndex:
         """Return the token of the parameter server that may write, 0 if none has taken over."""
         return int(self._tensors.get(self._keys.fence) or 0)
 
-    def taken_over(self) -> bool:
-        """Return True if a parameter server has taken over this shard."""
-        return bool(self._tensors.exists(self._keys.fence))
-
     def view(self) -> SnapshotView:
         """Read the state of the shard in one round trip."""
         with self._tensors.pipeline(transaction=True) as pipe:

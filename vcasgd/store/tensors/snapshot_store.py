@@ -47,6 +47,7 @@ log = logging.getLogger(__name__)
 
 #: Attempts of a reader, which starts over each time a publication replaces the snapshot.
 READ_ATTEMPTS = 50
+INCOMPLETE = "the snapshot is no longer complete"
 REPLACED_TOO_OFTEN = "the snapshot was replaced faster than it could be read"
 #: Chunks that are in a process at a time if it needs no whole vector; an even number.
 KEYS_OF_PIECE = 8
@@ -148,16 +149,12 @@ class SnapshotStore(SnapshotIndex):
         split, exact = meta.halves and not kind, meta.exact or bool(kind)
         floats_of_key = CHUNK_BYTES // (4 if exact or not split else 2)
         buffer = torch.empty(min(meta.floats, KEYS_OF_PIECE * floats_of_key))
-        try:
-            for first in range(0, len(keys), KEYS_OF_PIECE):
-                piece = buffer[: meta.floats - first * floats_of_key]
-                names = keys[first : first + KEYS_OF_PIECE]
-                receive(self._transfer, names, piece, split=split, exact=exact)
-                yield piece
-        except Missing as error:
-            raise SnapshotMissing("the snapshot is no longer complete") from error
-        except WrongLength as error:
-            raise JobUnreadable(f"chunk {error.index} of a snapshot is {error.value}") from error
+        for first in range(0, len(keys), KEYS_OF_PIECE):
+            piece = buffer[: meta.floats - first * floats_of_key]
+            names = keys[first : first + KEYS_OF_PIECE]
+            if not self._load(names, piece, split=split, exact=exact):
+                raise SnapshotMissing(INCOMPLETE)
+            yield piece
 
     def _unpack(self, meta: Meta, content: bytes, out: Tensor) -> bool:
         target = bytes_of(out)
@@ -176,8 +173,12 @@ class SnapshotStore(SnapshotIndex):
         keys = self._vector_keys(replace(meta, exact=exact))
         if rounded and meta.stepped:
             keys = self._keys_beside(meta, FOLLOWED)
+        return self._load(keys, out, split=meta.halves, exact=exact)
+
+    def _load(self, keys: list[str], out: Tensor, *, split: bool, exact: bool) -> bool:
+        """Receive chunks into ``out``; return False if one is missing."""
         try:
-            receive(self._transfer, keys, out, split=meta.halves, exact=exact)
+            receive(self._transfer, keys, out, split=split, exact=exact)
         except Missing:
             return False
         except WrongLength as error:
@@ -200,12 +201,8 @@ class SnapshotStore(SnapshotIndex):
 
     def _fetch_beside(self, meta: Meta, kind: str) -> Tensor:
         out = torch.empty(meta.floats)
-        try:
-            receive(self._transfer, self._keys_beside(meta, kind), out, split=False, exact=True)
-        except Missing as error:
-            raise SnapshotMissing("the snapshot is no longer complete") from error
-        except WrongLength as error:
-            raise JobUnreadable(f"chunk {error.index} of a snapshot is {error.value}") from error
+        if not self._load(self._keys_beside(meta, kind), out, split=False, exact=True):
+            raise SnapshotMissing(INCOMPLETE)
         return out
 
     # -- writing: by the parameter server, or by a worker if there is no snapshot yet ----------
