@@ -21,11 +21,13 @@ from support.compat import (
     long,
     loop_script,
     orders,
+    own_steps,
     simulated,
     train_plainly,
 )
 from torch import Tensor, nn
 from torch.optim import Optimizer
+from torch.utils.data import default_collate
 
 from vcasgd.errors import SpecError
 from vcasgd.learning.mean_gradients import MeanGradients
@@ -56,6 +58,7 @@ OPTIMIZERS: dict[str, MakeOptimizer] = {
     "own": lambda of: Lamb(of, lr=3e-3),
     "schedule-free": lambda of: ScheduleFree(of, lr=0.3),
     "by hand": lambda of: ByHand(of, lr=3e-3),
+    "lazy": lambda of: Lazy(of, lr=3e-2),
     "inherited": lambda of: Clamped(of, lr=1e-3),
     # A class of its own, because a job patches it, which the next twin can't use.
     "wrapped": lambda of: type("Wrapped", (Lookahead,), {})(torch.optim.RMSprop(of, lr=1e-3)),
@@ -118,6 +121,26 @@ class ByHand(Optimizer):
             second.lerp_(gradient.square(), 0.001)
             unbiased = (second / (1 - 0.999**self.made)).sqrt().add_(1e-6)
             each.sub_(first / unbiased, alpha=group["lr"] / (1 - 0.9**self.made))
+
+
+class Lazy(Optimizer):
+    """Normalized gradients with momentum, whose state begins with the first step."""
+
+    def __init__(self, parameters: Iterable[nn.Parameter], lr: float) -> None:
+        super().__init__(parameters, {"lr": lr})
+        self.momentum: list[Tensor] | None = None
+        self.norms: list[float] = []
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        owned = self.param_groups[0]["params"]
+        if self.momentum is None:
+            self.momentum = [torch.zeros_like(each) for each in owned]
+            self.first = torch.nn.utils.get_total_norm([each.grad for each in owned])
+        self.norms.append(float(torch.nn.utils.get_total_norm([each.grad for each in owned])))
+        for each, momentum in zip(owned, self.momentum, strict=True):
+            momentum.lerp_(each.grad / (self.first + max(self.norms)), 0.1)
+            each.sub_(momentum, alpha=self.param_groups[0]["lr"])
 
 
 class Lookahead(Optimizer):
@@ -208,7 +231,7 @@ def test_any_optimizer(name: str, workers: int) -> None:
     assert_as_plain(points(OPTIMIZERS[name]), workers, loop=loop)
 
 
-@pytest.mark.parametrize("name", ["by hand", "wrapped", "own", "RMSprop", "inherited"])
+@pytest.mark.parametrize("name", ["by hand", "lazy", "wrapped", "own", "RMSprop", "inherited"])
 def test_a_step_that_is_made_again_leaves_what_one_step_does(name: str) -> None:
     # Given a worker's optimizer, and one that has the gradients of the whole batch
     models = nn.Linear(3, 2), nn.Linear(3, 2)
@@ -252,6 +275,26 @@ def test_workers_that_start_together_have_the_state_of_the_whole_batch() -> None
     assert again.begin(1, mean) is None
     states = [one.state[each] for one, each in zip(optimizers, (mine, whole), strict=True)]
     assert all(torch.equal(states[0][name], states[1][name]) for name in states[1])
+
+
+def test_the_optimizer_of_a_loop_starts_again_as_it_was(tmp_path: Path) -> None:
+    before = f"from {__name__} import Lazy"
+    made = "Lazy(model.parameters(), lr=0.1)"
+    task = loop_script(tmp_path, own_steps(), before=before, optimizer=made)()
+    model, optimizer = task.model(), task.optimizer([])
+    assert isinstance(optimizer, Lazy)
+    batch = default_collate([task.dataset("train")[index] for index in range(8)])
+    parameters = [each.clone() for each in model.parameters()]
+
+    task.loss(model, batch)
+    assert optimizer.norms
+    assert task.optimizer([]) is optimizer
+
+    assert optimizer.momentum is None
+    assert not hasattr(optimizer, "first")
+    assert optimizer.norms == []
+    # What it has trained is no state of the optimizer
+    assert not torch.equal(parameters[0], next(iter(model.parameters())))
 
 
 def test_a_wrapper_makes_the_steps_that_count() -> None:

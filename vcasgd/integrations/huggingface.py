@@ -30,7 +30,7 @@ from transformers import (
 
 from vcasgd.errors import LoopEnded, SpecError, UserCodeError
 from vcasgd.learning.gradient_hooks import repeat_with_mean
-from vcasgd.learning.optimizers import load_state
+from vcasgd.learning.optimizers import saved
 from vcasgd.learning.rates import set_options
 from vcasgd.learning.training_set import first_place
 from vcasgd.session.schedules import Options, Replay, options_of
@@ -96,7 +96,7 @@ class TrainerTask(Task):
         #: Options that the trainer's scheduler sets; None before the first optimizer.
         self._replay: Replay | None = None
         self._given_optimizer: Optimizer | None = None
-        self._optimizer_state: dict[str, Any] | None = None
+        self._reset: Callable[[], None] | None = None
 
     def follow_job(self, spec: JobSpec) -> None:
         self._spec = spec
@@ -201,9 +201,9 @@ class TrainerTask(Task):
         if self._given_optimizer is not None:
             # It was passed to the trainer, which can't make another one.
             given = self._given_optimizer
-            if self._optimizer_state is None:
-                self._optimizer_state = copy.deepcopy(given.state_dict())
-            load_state(given, copy.deepcopy(self._optimizer_state))
+            if self._reset is None:
+                self._reset = saved(given)
+            self._reset()
             return given
         model = next(each for each in self._models if any(first is p for p in each.parameters()))
         before = trainer.model

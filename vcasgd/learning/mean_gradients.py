@@ -20,7 +20,6 @@ worker keeps its own step, and trains on from the published model.
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -32,7 +31,15 @@ from torch.optim import Optimizer
 from vcasgd.learning.base import as_real
 from vcasgd.learning.gradient_hooks import GradientHooks, step_hooks
 from vcasgd.learning.local_moments import LocalMoments
-from vcasgd.learning.optimizers import OptimizerList, gradient_first, set_mode, trained_by
+from vcasgd.learning.optimizers import (
+    OptimizerList,
+    State,
+    gradient_first,
+    saved,
+    set_mode,
+    settings_of,
+    trained_by,
+)
 from vcasgd.spec.job import JobSpec
 from vcasgd.spec.sections import Tuning
 from vcasgd.spec.update import RoundsSpec
@@ -56,8 +63,6 @@ RESTART = 256
 #: Largest vector of a model whose gradients are exchanged: they double what travels, and all
 #: rounds have one step, however long an exchange takes.
 MAX_FLOATS = 1_000_000
-
-State = dict[str, Any]
 
 
 def needs_mean_gradients(
@@ -103,30 +108,18 @@ def moments_of(optimizer: Optimizer) -> LocalMoments:
     return moments
 
 
-@dataclass
 class _Before:
-    """State before the step of one optimizer: its parameters, states, and groups' settings.
+    """Parameters and state of one optimizer before its step."""
 
-    ``attributes`` return those of the object, and ``inner`` are the optimizers that it wraps.
-    """
+    def __init__(self, optimizer: Optimizer) -> None:
+        self.parameters = {each: each.detach().clone() for each in trained_by(optimizer)}
+        self._give_back = saved(optimizer)
 
-    parameters: dict[Tensor, Tensor]
-    states: dict[Tensor, State]
-    groups: list[State]
-    attributes: dict[str, Callable[[], Any]]
-    inner: list[tuple[Optimizer, _Before]]
-
-    @classmethod
-    def of(cls, optimizer: Optimizer) -> _Before:
-        attributes = vars(optimizer)
-        kept = {name: _kept(each) for name, each in attributes.items() if name not in _OF_TORCH}
-        return cls(
-            {each: each.detach().clone() for each in trained_by(optimizer)},
-            {each: _copied(state) for each, state in optimizer.state.items()},
-            [_copied(_settings(group)) for group in optimizer.param_groups],
-            {name: get for name, get in kept.items() if get is not None},
-            [(each, cls.of(each)) for each in attributes.values() if isinstance(each, Optimizer)],
-        )
+    def restore(self) -> None:
+        """Give the optimizer all of it again."""
+        for parameter, value in self.parameters.items():
+            parameter.copy_(value)
+        self._give_back()
 
 
 @dataclass
@@ -244,7 +237,7 @@ class MeanGradients:
             self._step.gradients |= gradients | before_hooks
             self._step.hooked |= before_hooks.keys()
             self._step.clips += clips
-            self._step.before[part] = _Before.of(part)
+            self._step.before[part] = _Before(part)
 
     def _capture_in_loop(self, part: Optimizer, args: Any, options: Any) -> Any:
         self._calls += 1
@@ -269,7 +262,7 @@ class MeanGradients:
             return
         self._steps += 1
         if self._step is not None:
-            self._step.settings[part] = [_copied(_settings(each)) for each in part.param_groups]
+            self._step.settings[part] = settings_of(part)
         if self._in_loop and self._step is not None:
             owned = self._step.before[part].parameters
             self._after |= {each: each.detach().clone() for each in owned}
@@ -300,7 +293,7 @@ class MeanGradients:
         set_since = {one: _set_since(one, step.settings[one]) for one in self._optimizers}
         own = [each.grad for each in self._parameters]
         for one in reversed(self._optimizers):
-            _restore(one, step.before[one])
+            step.before[one].restore()
         for parameter, part in zip(self._parameters, self._parts(mean), strict=True):
             parameter.grad = _like(step.gradients.get(parameter), part, parameter)
         self._gradient_hooks.repeat(step.hooked)
@@ -326,22 +319,6 @@ class MeanGradients:
         return [part.view(shape) for part, shape in zip(parts, shapes, strict=True)]
 
 
-def _restore(optimizer: Optimizer, before: _Before) -> None:
-    for parameter, value in before.parameters.items():
-        parameter.copy_(value)
-    optimizer.state.clear()
-    optimizer.state.update(before.states)
-    # Groups that were added since have no state yet.
-    for group, fields in zip(optimizer.param_groups, before.groups, strict=False):
-        for name in group.keys() - fields.keys() - {"params"}:
-            del group[name]
-        group.update(fields)
-    for name, attribute in before.attributes.items():
-        setattr(optimizer, name, attribute())
-    for inner, state in before.inner:
-        _restore(inner, state)
-
-
 def mark(version: int) -> float:
     """Return the mark of a version, at least 1."""
     return float(version % DIFFERENT_MARKS + 1)
@@ -364,47 +341,15 @@ def _like(own: Tensor | None, mean: Tensor, parameter: Tensor) -> Tensor | None:
     return torch.sparse_coo_tensor(rows, values, shape, is_coalesced=True, check_invariants=False)
 
 
-#: Attributes of an optimizer that are kept otherwise.
-_OF_TORCH = ("state", "param_groups", "defaults")
-
-
-def _kept(value: Any) -> Callable[[], Any] | None:
-    """Return a function that returns an attribute as it is now; None for one that is no state.
-
-    Tensors, lists, and dicts stay the same objects, because parts of them can be parameters.
-    """
-    if isinstance(value, Tensor):
-        content = value.detach().clone()
-        return lambda: value.copy_(content)
-    if isinstance(value, int | float):
-        return lambda: value
-    if not isinstance(value, list | dict) or not value:
-        return None
-    keys = range(len(value)) if isinstance(value, list) else list(value)
-    parts = {key: _kept(value[key]) for key in keys}
-    if None in parts.values():
-        return None
-
-    def restored() -> Any:
-        present = {key: part() for key, part in parts.items() if part is not None}
-        value.clear()
-        if isinstance(value, list):
-            value.extend(present.values())
-        else:
-            value.update(present)
-        return value
-
-    return restored
-
-
 def _set_since(optimizer: Optimizer, settings: Sequence[State]) -> list[State]:
     """Return the settings of each group that differ from ``settings``, which are earlier ones."""
+    present = settings_of(optimizer)
     # Groups that were added since have none.
-    then: list[State] = [*settings, *[{}] * (len(optimizer.param_groups) - len(settings))]
+    then: list[State] = [*settings, *[{}] * (len(present) - len(settings))]
     return [
-        {name: value for name, value in _settings(group).items()
+        {name: value for name, value in group.items()
          if name not in fields or not _equal(value, fields[name])}
-        for group, fields in zip(optimizer.param_groups, then, strict=True)
+        for group, fields in zip(present, then, strict=True)
     ]  # fmt: skip
 
 
@@ -416,18 +361,6 @@ def _equal(one: Any, other: Any) -> bool:
         return bool(one == other)
     except (RuntimeError, ValueError):  # A list of tensors or arrays, which the step itself makes.
         return True
-
-
-def _settings(group: State) -> State:
-    return {name: value for name, value in group.items() if name != "params"}
-
-
-def _copied(state: State) -> State:
-    """Copy an optimizer's state, or a group's settings: what a step may change in place."""
-    return {
-        key: value.clone() if isinstance(value, Tensor) else copy.copy(value)
-        for key, value in state.items()
-    }
 
 
 def _step_of(optimizer: Optimizer) -> Callable[[Optimizer], Any]:

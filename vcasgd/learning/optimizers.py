@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -96,18 +96,6 @@ def parts_of(optimizer: Optimizer) -> tuple[Optimizer, ...]:
     return (inner if isinstance(inner, Optimizer) else optimizer,)
 
 
-def reset(optimizer: Optimizer, first: dict[str, Any]) -> None:
-    """Give an optimizer its ``first`` state again; groups that were added since have none."""
-    if isinstance(optimizer, OptimizerList):
-        for part, state in zip(optimizer.parts, first["parts"], strict=True):
-            reset(part, state)
-        return
-    groups = first["param_groups"]
-    added = optimizer.state_dict()["param_groups"][len(groups) :]
-    # The optimizer changes the tensors that it loads.
-    load_state(optimizer, copy.deepcopy({**first, "param_groups": [*groups, *added]}))
-
-
 def load_state(optimizer: Optimizer, state: dict[str, Any]) -> None:
     """Load a state. Groups stay the same objects, to which loops, schedules, and wrappers refer."""
     inner = [each for each in vars(optimizer).values() if isinstance(each, Optimizer)]
@@ -117,6 +105,96 @@ def load_state(optimizer: Optimizer, state: dict[str, Any]) -> None:
         for group, loaded in zip(groups, one.param_groups, strict=True):
             group |= loaded
         one.param_groups = groups
+
+
+State = dict[str, Any]
+#: Attributes of every optimizer, which are kept otherwise or are no state.
+_OF_TORCH = vars(torch.optim.SGD([torch.zeros(1)])).keys()
+
+
+def saved(optimizer: Optimizer) -> Callable[[], None]:
+    """Return a function that gives an optimizer its present state again, as often as it is called.
+
+    Beside the states of parameters, these are settings of groups, attributes, and optimizers in it.
+    Groups that were added since have no state.
+    """
+    attributes = vars(optimizer)
+    parts = optimizer.parts if isinstance(optimizer, OptimizerList) else ()
+    inner = [saved(each) for each in (*attributes.values(), *parts) if isinstance(each, Optimizer)]
+    parameters = {id(each): each for each in trained_by(optimizer)}
+    states, settings = _copied(dict(optimizer.state), parameters), settings_of(optimizer)
+    kept = {
+        name: _kept(value, parameters)
+        for name, value in attributes.items()
+        if name not in _OF_TORCH
+    }
+
+    @torch.no_grad()
+    def restore() -> None:
+        optimizer.state.clear()
+        optimizer.state.update(_copied(states, parameters))
+        for group, fields in zip(optimizer.param_groups, settings, strict=False):
+            for name in group.keys() - fields.keys() - {"params"}:
+                del group[name]
+            group.update(_copied(fields, parameters))
+        for name in attributes.keys() - kept.keys() - _OF_TORCH:
+            if _kept(attributes[name], parameters) is not None:
+                delattr(optimizer, name)
+        for name, value in kept.items():
+            if value is not None:
+                setattr(optimizer, name, value())
+        for each in inner:
+            each()
+
+    return restore
+
+
+def settings_of(optimizer: Optimizer) -> list[State]:
+    """Return copies of the settings of an optimizer's groups."""
+    return [
+        {name: _copied(value, {}) for name, value in group.items() if name != "params"}
+        for group in optimizer.param_groups
+    ]
+
+
+def _copied(value: Any, parameters: Mapping[int, Tensor]) -> Any:
+    """Copy what a step may change in place, apart from ``parameters`` by their ids."""
+    if value is None or isinstance(value, int | float | str):
+        return value
+    if isinstance(value, Tensor):
+        return value if id(value) in parameters else value.detach().clone()
+    if type(value) is dict:
+        return {key: _copied(each, parameters) for key, each in value.items()}
+    return copy.deepcopy(value, dict(parameters))
+
+
+def _kept(value: Any, parameters: Mapping[int, Tensor]) -> Callable[[], Any] | None:
+    """Return a function that returns an attribute as it is now; None for one that is no state.
+
+    Tensors, lists, and dicts stay the same objects, because others can refer to them.
+    """
+    if value is None or isinstance(value, int | float) or id(value) in parameters:
+        return lambda: value
+    if isinstance(value, Tensor):
+        content = value.detach().clone()
+        return lambda: value.copy_(content)
+    if not isinstance(value, list | dict):
+        return None
+    keys = range(len(value)) if isinstance(value, list) else list(value)
+    parts = {key: _kept(value[key], parameters) for key in keys}
+    if None in parts.values():
+        return None
+
+    def restored() -> Any:
+        present = {key: part() for key, part in parts.items() if part is not None}
+        value.clear()
+        if isinstance(value, list):
+            value.extend(present.values())
+        else:
+            value.update(present)
+        return value
+
+    return restored
 
 
 def name_of(optimizer: Optimizer) -> str:

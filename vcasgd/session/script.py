@@ -30,7 +30,7 @@ from torch.utils.data import Dataset, default_collate
 
 from vcasgd.errors import LoopEnded, SpecError, TaskImportError, UserCodeError, VcasgdError
 from vcasgd.learning.beside import MAX_DEPTH, variables_of_callers
-from vcasgd.learning.optimizers import reset
+from vcasgd.learning.optimizers import saved
 from vcasgd.learning.training_set import OwnBatches
 from vcasgd.task.gradient_changes import find_changes, parsed
 from vcasgd.task.loop_clips import Clip
@@ -290,7 +290,7 @@ class LoopInThread(LoopTask):
         self._thread: threading.Thread | None = None
         #: Model and optimizer state when the loop started.
         self._first: nn.Module | None = None
-        self._first_state: dict[str, Any] = {}
+        self._reset: Callable[[], None] = lambda: None
         #: Variables of the script, by name.
         self._variables: dict[str, Callable[[], Any]] = {}
         self._to_loop: SimpleQueue[Any] = SimpleQueue()
@@ -328,7 +328,7 @@ class LoopInThread(LoopTask):
     def optimizer(self, parameters: Iterable[nn.Parameter]) -> Optimizer:  # noqa: ARG002 - The loop's optimizer has them.
         """Return the loop's optimizer in its initial state."""
         assert self.user_optimizer is not None, "the loop has started"
-        reset(self.user_optimizer, self._first_state)
+        self._reset()
         return self.user_optimizer
 
     def source(self) -> str:
@@ -417,7 +417,7 @@ class LoopInThread(LoopTask):
         assert self.network is not None, "a session has started"
         assert self.user_optimizer is not None, "a session has started"
         self._first = _copy(self.network)
-        self._first_state = copy.deepcopy(self.user_optimizer.state_dict())
+        self._reset = saved(self.user_optimizer)
         self._send(_READY)
 
     def check_evaluation(self) -> None:

@@ -3,7 +3,6 @@ undone."""
 
 from __future__ import annotations
 
-import copy
 import logging
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
@@ -23,7 +22,7 @@ from vcasgd.learning.buffers import find_kinds, same_random_numbers, untouched
 from vcasgd.learning.layout import TensorKind
 from vcasgd.learning.local_batch import MIN_BATCH
 from vcasgd.learning.local_model import LocalModel
-from vcasgd.learning.optimizers import load_state, set_mode
+from vcasgd.learning.optimizers import saved, set_mode
 from vcasgd.learning.subtasks import EpochPlan
 from vcasgd.learning.training import (
     batch_size_of,
@@ -155,7 +154,7 @@ class TrialSteps:
         set_seed(seed_for(self.spec.seed, 0, 0), self.device)
         optimizer = self.new_optimizer()
         is_kept = any(each is optimizer for each in vars(self.task).values())
-        before = copy.deepcopy(optimizer.state_dict()) if is_kept else None
+        reset = saved(optimizer) if is_kept else None
         set_mode(optimizer, training=True)
         try:
             train(
@@ -166,5 +165,5 @@ class TrialSteps:
             )
         finally:
             set_mode(optimizer, training=False)
-            if before is not None:
-                load_state(optimizer, before)
+            if reset is not None:
+                reset()
