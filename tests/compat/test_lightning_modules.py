@@ -150,6 +150,11 @@ def test_what_is_approximated_is_noted(name: str, note: str, noted: bool) -> Non
         assert (note in facts_of(task).notes) is noted
 
 
+def test_a_module_in_16_bits_is_divided() -> None:
+    with closing(task_of(module_of("Module"), precision="bf16-true")()) as task:
+        assert facts_of(task).min_local_batch == 2
+
+
 @pytest.mark.parametrize(("name", "travel"), [("Clamped", True), ("WarmUp", False)])
 def test_gradients_travel_if_the_module_changes_them_and_no_other_of_its_file(
     name: str, travel: bool

@@ -184,7 +184,10 @@ def _find(
             losses = _measured(task, module, collate, device, state)
         if not isinstance(losses, _Losses):
             return losses
-        found = _judged(task, losses, whole, parts, sizes := [float(len(each)) for each in groups])
+        sizes = [float(len(each)) for each in groups]
+        halves = {torch.bfloat16, torch.float16} & {each.dtype for each in module.parameters()}
+        bound = DIFFERENT_16 if halves or task.mixed_precision else DIFFERENT
+        found = _judged(task, losses, whole, parts, sizes, bound)
         if found is None and task.repeats_loss and losses.is_random and not losses.drawn:
             weighed = list(zip(parts, _declared(task, parts) or sizes, strict=True))
             if _gradients_differ(task, module, whole, weighed, device):
@@ -256,9 +259,15 @@ def _is_random(module: nn.Module, loss: Callable[[int], float]) -> bool:
 
 
 def _judged(
-    task: Task, losses: _Losses, whole: Any, parts: Sequence[Any], sizes: Sequence[float]
+    task: Task,
+    losses: _Losses,
+    whole: Any,
+    parts: Sequence[Any],
+    sizes: Sequence[float],
+    most: float,
 ) -> str | CountedLabels | None:
-    """Do what :func:`_find` does with the losses of parts of these ``sizes``."""
+    """Do what :func:`_find` does with the losses of parts of these ``sizes``, which may differ by
+    ``most``."""
     weights, is_random = _declared(task, parts), losses.is_random
     difference = losses.difference(weights or sizes)
     if difference > ROUNDING and not weights and not is_random:
@@ -268,7 +277,6 @@ def _judged(
         ]
         if found and min(found)[0] <= ROUNDING:
             return min(found)[2]
-    most = DIFFERENT if task.mixed_precision is None else DIFFERENT_16
     if difference <= max(most, DIFFERENT_RANDOM if is_random else 0.0):
         return None
     if losses.is_sum:
