@@ -31,7 +31,7 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 EPOCHS = 3
-#: Not in all scripts, because one that imports these clips by itself.
+#: Functions that clip.
 IMPORT = "from torch.nn.utils import clip_grad_norm_, clip_grad_value_"
 
 
@@ -105,6 +105,22 @@ def test_a_scaler_does_not_scale_the_gradient_of_the_whole_batch(tmp_path: Path)
     ends = [simulated(task, 4, epochs=2)["loss"] for task in (plain, scaled)]
 
     assert ends[1] == pytest.approx(ends[0], rel=1e-3)
+
+
+def test_hooks_get_the_scaled_gradient_of_the_whole_batch(tmp_path: Path) -> None:
+    # Given hooks of gradients that a loop scales, or not
+    hook = "; model[0].weight.register_hook(lambda g: g.clamp({0}, -{0}))"
+    made = "task.optimizer(model.parameters())" + hook
+    plain = loop_script(
+        tmp_path, own_steps(), FewPoints, optimizer=made.format(-1e-3), name="plain.py"
+    )
+    scaler = '; scaler = torch.amp.GradScaler("cpu", init_scale=1024)'
+    loss = "scaler.scale(task.loss(model, batch))"
+    scaled = scaled_loop(tmp_path, "pass", loss, made.format(-1e-3 * 1024) + scaler)
+
+    # Then they change the mean gradient alike
+    ends = [simulated(task, 4, epochs=2)["loss"] for task in (plain, scaled)]
+    assert ends[1] == pytest.approx(ends[0], rel=1e-4)
 
 
 def test_a_fused_optimizer_may_skip_a_step(tmp_path: Path) -> None:

@@ -45,6 +45,8 @@ class GradientHooks:
         self._own: dict[Tensor, list[Any]] = {}
         self._before: dict[Tensor, Tensor] = {}
         self._after: dict[Tensor, Tensor] = {}
+        #: Factor of the gradients that the hooks got last.
+        self._scale = 1.0
         for each in parameters:
             if not are_hooked([each]):
                 continue
@@ -64,18 +66,22 @@ class GradientHooks:
             for handle in handles:
                 handle.remove()
 
-    def take(self, gradients: dict[Tensor, Tensor]) -> dict[Tensor, Tensor]:
+    def take(
+        self, gradients: dict[Tensor, Tensor], scale: Callable[[], float]
+    ) -> dict[Tensor, Tensor]:
         """Return those before the hooks of parameters with these ``gradients`` in a step.
 
-        Others aren't what the hooks left in the last call of ``backward``.
+        Hooks get gradients times ``scale()``. Others aren't what they left in the last call of
+        ``backward``.
         """
         found = {}
         for each in gradients.keys() & self._own.keys():
             before, after = self._before.pop(each, None), self._after.pop(each, None)
             if before is None or after is None or after.is_sparse:
                 continue
-            if torch.equal(after, gradients[each]):
-                found[each] = before
+            self._scale = scale()
+            if torch.allclose(after / self._scale, gradients[each], rtol=1e-6, atol=0):
+                found[each] = before / self._scale
         return found
 
     def repeat(self, parameters: Iterable[Tensor]) -> None:
@@ -84,9 +90,10 @@ class GradientHooks:
             hooks: Any = each._backward_hooks
             own = {handle.id for handle in self._own[each]}
             for hook in [hook for number, hook in hooks.items() if number not in own]:
-                changed = None if each.grad is None else hook(each.grad)
-                if changed is not None:
-                    each.grad = changed
+                if each.grad is not None:
+                    scaled = each.grad * self._scale
+                    changed = hook(scaled)
+                    each.grad = (scaled if changed is None else changed) / self._scale
 
     @staticmethod
     def _note(notes: dict[Tensor, Tensor], parameter: Tensor, gradient: Tensor) -> None:

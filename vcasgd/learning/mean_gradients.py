@@ -233,7 +233,7 @@ class MeanGradients:
                 for each in owned
                 if each.grad is not None
             }
-            before_hooks = self._gradient_hooks.take(gradients)
+            before_hooks = self._gradient_hooks.take(gradients, self.loop_clips.scale)
             self._step.gradients |= gradients | before_hooks
             self._step.hooked |= before_hooks.keys()
             self._step.clips += clips

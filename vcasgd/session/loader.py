@@ -357,9 +357,9 @@ class BatchLoader:
         if clips is None:
             return
         changes, hooks = changes_after(frame), self._task.changes_of_hooks
-        scale = self._scale() if changes or hooks else 1.0
+        clips.scale = self._scale
         parameters = trained_by(self._optimizer)
-        clips.expect(parameters, changes or hooks, clips_follow=changes is None, scale=scale)
+        clips.expect(parameters, changes or hooks, clips_follow=changes is None)
 
     # -- steps of the optimizer ----------------------------------------------------------------
 

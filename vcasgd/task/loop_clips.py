@@ -37,6 +37,8 @@ class LoopClips:
         self._computed: dict[Tensor, Tensor] = {}
         self._changes: Callable[[], Clip] | None = None
         self._clips_follow = False
+        #: Returns the factor of the gradients that were computed last.
+        self.scale: Callable[[], float] = lambda: 1.0
 
     def expect(
         self,
@@ -44,16 +46,17 @@ class LoopClips:
         changes: Callable[[], Clip] | None,
         *,
         clips_follow: bool = False,
-        scale: float = 1.0,
     ) -> None:
-        """Note the gradients of parameters before the loop changes them, divided by ``scale``.
+        """Note the gradients of parameters before the loop changes them, without their scale.
 
         ``changes()`` returns what makes the changes again with the present variables. With
         ``clips_follow``, the calls that clip are made after them; otherwise, they are among them.
         """
         self._changes, self._clips_follow = changes, clips_follow
-        found = parameters if changes is not None else ()
-        self._computed = {each: each.grad / scale for each in found if each.grad is not None}
+        self._computed = {}
+        if changes is not None:
+            scale, found = self.scale(), [(each, each.grad) for each in parameters]
+            self._computed = {each: grad / scale for each, grad in found if grad is not None}
 
     def clip(self, parameters: Iterable[Tensor], now: Clip, again: Clip) -> None:
         """Clip gradients of the local batch by ``now()``.
