@@ -24,6 +24,7 @@ from support.harness import Harness
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from vcasgd.learning.layout import Layout
 from vcasgd.store.ledger.job import JobState
 from vcasgd.task.task import Task
 from vcasgd.worker.approximations import own_values
@@ -195,6 +196,24 @@ def test_a_loop_that_changes_gradients_is_noted(
 
     assert list(notes) == (["loop-clips"] if words else [])
     assert (words or "") in notes.get("loop-clips", "")
+
+
+@pytest.mark.parametrize(
+    ("before", "changes", "clips"),
+    [
+        ("from torch.nn.utils import clip_grad_norm_  # for clip_grad_norm_()", "pass", False),
+        ("from torch.nn.utils import clip_grad_norm_ as clip", "clip([model[0].bias], 1)", True),
+        ("clip = torch.nn.utils.clip_grad_norm_", "clip([model[0].bias], 1)", True),
+    ],
+)
+def test_a_loop_that_clips_is_known_by_what_it_uses(
+    tmp_path: Path, before: str, changes: str, clips: bool
+) -> None:
+    # Given a loop that makes no step before the training
+    session = "optimizer, min_local_batch=2"
+    task = changing_loop(tmp_path, changes, before=before, session=session)()
+
+    assert Layout.from_json(facts_of(task).layout).gradients is clips
 
 
 TRAINER = """

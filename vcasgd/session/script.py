@@ -32,7 +32,7 @@ from vcasgd.errors import LoopEnded, SpecError, TaskImportError, UserCodeError, 
 from vcasgd.learning.beside import MAX_DEPTH, variables_of_callers
 from vcasgd.learning.optimizers import saved
 from vcasgd.learning.training_set import OwnBatches
-from vcasgd.task.gradient_changes import find_changes, parsed
+from vcasgd.task.gradient_changes import find_changes, parsed, uses_clips
 from vcasgd.task.loop_clips import Clip
 from vcasgd.task.loop_code import code_of_loop
 from vcasgd.task.place import Place
@@ -288,7 +288,7 @@ class LoopInThread(LoopTask):
     def __init__(self) -> None:
         super().__init__()
         self._thread: threading.Thread | None = None
-        #: Model and optimizer state when the loop started.
+        #: Model when the loop started, and what gives the optimizer its state of then again.
         self._first: nn.Module | None = None
         self._reset: Callable[[], None] = lambda: None
         #: Variables of the script, by name.
@@ -486,8 +486,8 @@ class ScriptTask(LoopInThread):
         self.check_evaluation()
         self._variables = variables_of_callers(self.evaluation[0])
         self._source = code_of_loop(sys._getframe())
-        changes = find_changes(parsed(self._source))
-        self.clips_itself = "clip_grad_" in self._source or bool(changes)
+        tree = parsed(self._source)
+        self.clips_itself = uses_clips(tree) or bool(find_changes(tree))
         super().start()
 
     def run_loop(self) -> None:

@@ -63,6 +63,14 @@ def parsed(source: str) -> ast.Module:
         return ast.Module([], [])
 
 
+def uses_clips(tree: ast.AST) -> bool:
+    """Return True if code uses a function that clips, perhaps by another name."""
+    imports = (node.names for node in ast.walk(tree) if isinstance(node, ast.ImportFrom))
+    found = (each for names in imports for each in names if each.name in _CLIPS)
+    names = _CLIPS | {each.asname or each.name for each in found}
+    return any(getattr(node, "attr", getattr(node, "id", None)) in names for node in ast.walk(tree))
+
+
 def find_changes(
     tree: ast.Module, hooks: Container[str] = (), classes: Container[str] | None = None
 ) -> list[GradientChanges]:
