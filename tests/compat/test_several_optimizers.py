@@ -89,6 +89,27 @@ def test_a_loop_that_steps_two_optimizers(tmp_path: Path) -> None:
     assert ends[0] == pytest.approx(ends[1], rel=1e-6)
 
 
+#: A loop that adds a group to the first of two optimizers.
+ADDED = """
+batches = session.loader(data, batch_size=64)
+for epoch in range(2):
+    for batch in batches:
+        for each in optimizer:
+            each.zero_grad()
+        task.loss(model, batch).backward()
+        for each in optimizer:
+            each.step()
+    if epoch == 0:
+        optimizer[0].add_param_group({"params": [model[0].bias], "lr": 0.01})
+"""
+
+
+def test_a_loop_may_add_a_group_to_the_first_optimizer(tmp_path: Path) -> None:
+    made = "[torch.optim.SGD([model[0].weight], 0.1), torch.optim.SGD(model[2].parameters(), 0.05)]"
+
+    assert simulated(loop_script(tmp_path, ADDED, optimizer=made), 2, epochs=2)["loss"] < 2
+
+
 #: A loop that steps two optimizers one after the other, as of a generator and its critic, and
 #: bounds the parameters.
 IN_TURN = """

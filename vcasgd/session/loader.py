@@ -93,8 +93,8 @@ class BatchLoader:
         self._scaled: tuple[Tensor, Tensor, Callable[[], float]] | None = None
         #: Returns the factor of the gradients that were computed last.
         self._scale: Callable[[], float] = lambda: 1.0
-        #: Learning rates of the present step in a job.
-        self._rates: list[Any] = []
+        #: Learning rates of each optimizer in the present step of a job.
+        self._rates: list[list[Any]] = []
         #: True if an iteration in a job is an epoch, which is the last one that was started.
         self._by_epoch = True
         self._epoch = -1
@@ -446,14 +446,15 @@ class BatchLoader:
         # A loop that knows the job's step may step some optimizers less often.
         self._lacks_step = len(self._stepped) < len(self._parts) and not self._task.sets_rates
 
-    def _present_rates(self) -> list[Any]:
-        rates = (group.get("lr") for group in self._optimizer.param_groups)
-        return [float(rate) if isinstance(rate, Tensor) else rate for rate in rates]
+    def _present_rates(self) -> list[list[Any]]:
+        rates = [[group.get("lr") for group in part.param_groups] for part in self._parts]
+        return [[float(r) if isinstance(r, Tensor) else r for r in each] for each in rates]
 
     def _check_rates(self) -> None:
         # Groups that the loop has added come after the others, with rates of their own.
-        present = self._present_rates()[: len(self._rates)]
-        if not self._task.sets_rates and present != self._rates:
+        pairs = zip(self._present_rates(), self._rates, strict=False)
+        changed = any(present[: len(before)] != before for present, before in pairs)
+        if changed and not self._task.sets_rates:
             raise UserCodeError(
                 "the loop changed the learning rate, which a job sets for each step",
                 remedy="pass schedule=… to the session, a factor for each progress, or compute the "
