@@ -36,6 +36,7 @@ from torch.utils.data import (
     get_worker_info,
 )
 
+from vcasgd.errors import SpecError
 from vcasgd.learning.draws import Draws
 from vcasgd.learning.layout import Layout
 
@@ -221,6 +222,31 @@ def test_samples_that_are_batches(tmp_path: Path) -> None:
     ends = simulated(loop_script(tmp_path, loop, optimizer=sgd), 1, epochs=1)
 
     assert ends["loss"] < 2.3
+
+
+SAMPLER = "torch.utils.data.BatchSampler(range({0}, 1024), 32, drop_last=True)"
+OWN_SAMPLER = f"[*{SAMPLER.format(0)}]"
+
+
+@pytest.mark.parametrize("call", ["loader", "batches"])
+@pytest.mark.parametrize("batches", ["DataLoader(Batches(), batch_size=None)", OWN_SAMPLER])
+def test_batches_of_a_loader_have_one_size(tmp_path: Path, call: str, batches: str) -> None:
+    loader = batches if "Data" in batches else f"DataLoader(data, batch_sampler={batches})"
+    loop = OWN_BATCHES + own_steps(f"{loader}, 64").replace("loader(Data", f"{call}(Data")
+
+    with pytest.raises(SpecError, match="the batches of the loader have sizes of their own"):
+        simulated(loop_script(tmp_path, loop), 1, epochs=1)
+
+
+def test_batches_of_a_sampler_get_another_size(tmp_path: Path) -> None:
+    sizes = []
+    for size in ("", ", 64"):
+        loader = f"DataLoader(data, batch_sampler={SAMPLER.format(512)}){size}"
+        task = loop_script(tmp_path, own_steps(loader))()
+        facts = facts_of(task)
+        sizes.append((facts.batch_size, facts.samples))
+
+    assert sizes == [(32, 512), (64, 512)]
 
 
 # -- sequences -------------------------------------------------------------------------------------

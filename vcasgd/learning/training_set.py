@@ -157,28 +157,36 @@ class LoaderData:
     sampler: Any
 
 
-def data_of(loader: DataLoader[Any]) -> LoaderData:
-    """Return what a loader loads. Raises :class:`SpecError` if it can't be numbered."""
-    dataset, collate = loader.dataset, loader.collate_fn
-    if is_stream(dataset):
-        if loader.batch_size is None:
-            return LoaderData(dataset, 1, OwnBatches(collate), None)
-        return LoaderData(dataset, loader.batch_size, collate, None)
-    check_indexed(dataset)
-    batches = loader.batch_sampler
-    if batches is None:
-        # Each index is a batch.
-        return LoaderData(dataset, 1, OwnBatches(collate), loader.sampler)
+def data_of(loader: DataLoader[Any], batch_size: int | None = None) -> LoaderData:
+    """Return what a loader loads, in batches of ``batch_size`` if that isn't None.
+
+    Raises :class:`SpecError` if it can't be numbered, or has no batches of one size.
+    """
+    dataset, collate, batches = loader.dataset, loader.collate_fn, loader.batch_sampler
+    streams = is_stream(dataset)
+    if not streams:
+        check_indexed(dataset)
     if type(batches) is BatchSampler:
-        return LoaderData(dataset, batches.batch_size, collate, batches.sampler)
-    size = Draws(batches, dataset, seed=0).batch_size
-    if size is None:
+        size, sampler = batch_size or batches.batch_size, None if streams else batches.sampler
+        return LoaderData(dataset, size, collate, sampler)
+    if batch_size is not None:
+        raise SpecError(
+            f"task: batch_size is {batch_size}, but the batches of the loader have sizes of their "
+            "own",
+            remedy="leave batch_size out",
+            field="task",
+        )
+    if batches is None:
+        # Each index, or each sample of a stream, is a batch.
+        return LoaderData(dataset, 1, OwnBatches(collate), None if streams else loader.sampler)
+    mean = Draws(batches, dataset, seed=0).batch_size
+    if mean is None:
         raise SpecError(
             f"task: the batch sampler {type(batches).__name__} yields no lists of indices",
             remedy="pass it as sampler of the DataLoader if it yields single indices",
             field="task",
         )
-    return LoaderData(dataset, size, collate, batches)
+    return LoaderData(dataset, mean, collate, batches)
 
 
 def evaluation_data_of(loader: DataLoader[Any]) -> LoaderData:

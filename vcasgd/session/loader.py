@@ -24,7 +24,7 @@ from vcasgd.learning.precision import MAX_SKIPPED
 from vcasgd.learning.rates import clip
 from vcasgd.learning.stream_shards import is_stream
 from vcasgd.learning.training import to_device
-from vcasgd.learning.training_set import check_indexed
+from vcasgd.learning.training_set import check_indexed, data_of
 from vcasgd.session.launch import (
     accumulation_steps,
     check_launch,
@@ -475,7 +475,8 @@ def _with_end(batches: Iterable[Any]) -> Iterator[tuple[Any, bool]]:
 def loader_over(data: Dataset[Any] | DataLoader[Any], batch_size: int | None) -> DataLoader[Any]:
     """Return a shuffled loader over a data set, or a given one, with ``batch_size`` if not None.
 
-    Raises :class:`SpecError` for data whose samples have no numbers.
+    Raises :class:`SpecError` for data whose samples have no numbers, or whose batches have sizes of
+    their own.
     """
     if not isinstance(data, DataLoader):
         shuffle = not is_stream(data)
@@ -484,11 +485,12 @@ def loader_over(data: Dataset[Any] | DataLoader[Any], batch_size: int | None) ->
         return DataLoader(data, batch_size or LoopTask.batch_size, shuffle=shuffle)
     if batch_size in (None, data.batch_size):
         return data
+    given = data_of(data, batch_size)
     return DataLoader(
-        data.dataset,
-        batch_size,
-        sampler=None if is_stream(data.dataset) else data.sampler,
-        collate_fn=data.collate_fn,
+        *(given.dataset, given.batch_size),
+        sampler=given.sampler,
+        drop_last=getattr(data.batch_sampler, "drop_last", False),
+        collate_fn=given.collate,
         num_workers=data.num_workers,
         prefetch_factor=data.prefetch_factor,
         pin_memory=data.pin_memory,

@@ -157,13 +157,12 @@ class Session:
         and :class:`UserCodeError` if a step is missing.
         """
         if isinstance(data, DataLoader):
-            given = data_of(data)
+            given = data_of(data, batch_size)
             self._task.use_loader_settings(data)
         else:
-            given = LoaderData(data, LoopTask.batch_size, default_collate, None)
+            given = LoaderData(data, batch_size or LoopTask.batch_size, default_collate, None)
         self._task.set_data(
-            *(given.dataset, batch_size or given.batch_size),
-            *(collate or given.collate, given.sampler),
+            given.dataset, given.batch_size, collate or given.collate, given.sampler
         )
         self._task.gradient_accumulation_steps = gradient_accumulation_steps
         source = _of_job(self._script) if self._script else self._local_batches(epochs)
