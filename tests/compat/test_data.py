@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from support.compat import (
+    SEEDS,
     Metrics,
     Points,
     assert_as_plain,
@@ -287,7 +288,9 @@ def test_any_loader(make: Any, workers: int) -> None:
                 optimizer.step()
         return evaluate_plainly(task, model)
 
-    assert_as_plain(make, workers, EPOCHS, loop=loop)
+    # Two seeds of eight workers can differ by as much as the bound.
+    seeds = range(4) if workers == 8 else SEEDS
+    assert_as_plain(make, workers, EPOCHS, loop=loop, seeds=seeds)
 
 
 @pytest.mark.parametrize(

@@ -172,6 +172,7 @@ def evaluate_plainly(task: vcasgd.Task, model: nn.Module) -> Metrics:
     """Return the means of a task's metrics over its validation data."""
     model.eval()
     data, sums = task.dataset("validation"), defaultdict[str, float](float)
+    data = data if hasattr(data, "__len__") else list(data)
     size = len(data)
     for start in range(0, size, task.evaluation_batch_size):
         indices = range(start, min(start + task.evaluation_batch_size, size))
