@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import logging
 import threading
 from collections import Counter
@@ -12,17 +13,21 @@ from typing import Any
 
 import pytest
 from support.fleet_records import PACKAGE, job_spec
-from support.provider_backends import AwsBackend, GcpBackend
+from support.provider_backends import AwsBackend, GcpBackend, sleeper
 from support.two_clouds import TwoClouds
-from support.waiting import await_truth
+from support.waiting import PATIENCE, await_truth
 
 from benchmarks.measure.control.cloud import POOL, SimulatedCloud
+from vcasgd.controller.fleet.cloud_cache import CloudCache
 from vcasgd.controller.fleet.cloud_calls import MAX_CALLS, THREADS, CallKind, CloudCalls, NotLeading
 from vcasgd.controller.fleet.costs import CostLedger
+from vcasgd.controller.fleet.pools import PoolRegistry
 from vcasgd.errors import CloudUnavailable
 from vcasgd.fleet.pools import LocalPoolSpec
 from vcasgd.fleet.providers.local.provider import LocalProvider
+from vcasgd.settings import Settings
 from vcasgd.store.connection import RedisClient
+from vcasgd.store.ledger.control import Control
 from vcasgd.store.ledger.jobs import Jobs
 
 MANY = 300
@@ -86,6 +91,32 @@ def test_a_controller_that_dies_during_a_launch_leaks_no_machine(
     assert aws.alive() == bought
     jobs.cancel(job)
     clouds.run(loop, lambda: not aws.alive())
+
+
+def test_boot_reports_of_many_machines_stay_within_the_quota_of_a_cloud(
+    tmp_path: Path, ledger: RedisClient, gcp: GcpBackend
+) -> None:
+    # Given machines that boot, of which the cloud reports each by a call of its own
+    machines = gcp.provider().launch(gcp.pool, 40, sleeper(), "t1")
+    gcp.report_boot_error(machines[7], "no disk")
+    file, now = tmp_path / "pools.yaml", [0.0]
+    file.write_text(json.dumps({"pools": [gcp.document()]}))
+    settings = Settings(home=tmp_path, cluster="test", pools=file, compute_url=gcp.url)
+    pools, calls = PoolRegistry(settings, Control(ledger)), CloudCalls()
+    cloud = CloudCache(pools, calls, (), lambda: now[0])
+    await_truth(lambda: (cloud.refresh(), len(cloud.machines()) == 40)[1])
+    gcp.compute.requests.clear()
+
+    # When the controller asks for all reports in each second
+    for _ in range(40):
+        now[0] += 1.0
+        found = cloud.boot_errors(cloud.machines())
+        calls.collect(PATIENCE, CallKind.BOOT_REPORT)
+
+    # Then the cloud gets four calls a second at most, and nothing beside them
+    assert found == {machines[7]: "no disk"}
+    assert 40 <= len(gcp.compute.requests) <= 160
+    assert all("getGuestAttributes" in path for _, path in gcp.compute.requests)
 
 
 class CountingCloud(SimulatedCloud):

@@ -10,14 +10,14 @@ from typing import Any
 
 import pytest
 from support.fleet_records import PACKAGE, events_of, job_spec
-from support.provider_backends import AwsBackend, GcpBackend
+from support.provider_backends import AwsBackend, GcpBackend, sleeper
 from support.two_clouds import TwoClouds
 from support.waiting import await_truth
 
 from vcasgd.controller.fleet.cloud_cache import VACATED_SECONDS, CloudCache
 from vcasgd.controller.fleet.cloud_calls import CloudCalls
 from vcasgd.controller.fleet.pools import RETRY_SECONDS, PoolRegistry
-from vcasgd.errors import SpecError
+from vcasgd.errors import FleetError, SpecError
 from vcasgd.settings import Settings
 from vcasgd.store.connection import RedisClient
 from vcasgd.store.ledger.control import Control
@@ -162,6 +162,52 @@ def test_a_pool_without_machines_can_move(
 
     # Then it can be in another region
     file.write_text(json.dumps({"pools": [aws.moved()]}))
+    assert pools.refresh()
+    assert pools.specs[aws.pool].region == "eu-central-1"
+
+
+def test_a_machine_that_is_gone_has_no_provider_any_more(
+    tmp_path: Path, ledger: RedisClient, gcp: GcpBackend
+) -> None:
+    file = tmp_path / "pools.yaml"
+    file.write_text(json.dumps({"pools": [gcp.document()]}))
+    settings = Settings(home=tmp_path, cluster="test", pools=file, compute_url=gcp.url)
+    now, calls = [0.0], CloudCalls()
+    cloud = CloudCache(PoolRegistry(settings, Control(ledger)), calls, (), lambda: now[0])
+
+    def listed() -> set[str]:
+        now[0] += 10.0
+        cloud.refresh()
+        return {one.id for one in cloud.machines()}
+
+    (machine,) = gcp.provider().launch(gcp.pool, 1, sleeper(), "t1")
+    await_truth(listed)
+    assert cloud.provider_of(machine).name == "gcp"
+
+    gcp.remove(machine)
+    await_truth(lambda: not listed())
+
+    with pytest.raises(FleetError, match="no provider lists"):
+        cloud.provider_of(machine)
+
+
+def test_a_file_that_was_refused_is_taken_over_once_it_can_be(
+    tmp_path: Path, ledger: RedisClient, aws: AwsBackend
+) -> None:
+    # Given an edit that moves a pool, which is refused, because the pool may have machines
+    now, control, file = [0.0], Control(ledger), tmp_path / "pools.yaml"
+    file.write_text(json.dumps({"pools": [aws.document()]}))
+    control.set_pool_specs({aws.pool: aws.document()})
+    pools = PoolRegistry(Settings(home=tmp_path, pools=file), control, clock=lambda: now[0])
+    file.write_text(json.dumps({"pools": [aws.moved()]}))
+    assert not pools.refresh()
+
+    # When it has none any more
+    pools.forget([aws.pool])
+    assert not pools.refresh()
+    now[0] += RETRY_SECONDS
+
+    # Then the edit takes effect
     assert pools.refresh()
     assert pools.specs[aws.pool].region == "eu-central-1"
 

@@ -179,12 +179,9 @@ class Observer:
     def _boot_errors(self, machines: Iterable[Machine]) -> dict[str, str]:
         """Return the boot errors that machines report which never joined, by machine."""
         joined = {*self._history.joined, *self._workplaces.nodes}
-        reports = {
-            one.id: self._cloud.boot_error(one)
-            for one in machines
-            if one.id not in joined and one.state in STAYING
-        }
-        return {machine: text for machine, text in reports.items() if text is not None}
+        return self._cloud.boot_errors(
+            [one for one in machines if one.id not in joined and one.state in STAYING]
+        )
 
     def _measure(
         self,

@@ -96,6 +96,8 @@ class GcpProvider(Provider[GcpPoolSpec]):
         self._url = url
         self._table = table
         self._page = page
+        #: Zones of the machines, as last listed.
+        self._zones: dict[str, str] = {}
         for pool in pools:
             for kind in pool.machine_types:
                 priced(pool, kind, table)
@@ -135,22 +137,24 @@ class GcpProvider(Provider[GcpPoolSpec]):
         raise refusal
 
     def machines(self) -> list[Machine]:
-        return [machine_of(machine, self._table) for machine in self._described()]
+        machines = [machine_of(machine, self._table) for machine in self._described()]
+        self._zones = {one.id: one.zone for one in machines}
+        return machines
 
     def boot_error(self, machine_id: str) -> str | None:
         """See the contract. The error is a guest attribute, which takes one call."""
-        for machine in self._find(machine_id):
-            read = self._machines.get_guest_attributes
-            attributes = self._act(read, machine, query_path=BOOT_ERROR_ATTRIBUTE)
-            return attributes and one_line(attributes.query_value.items[0].value)
-        return None
+        if (zone := self._zones.get(machine_id)) is None:
+            return None
+        read = self._machines.get_guest_attributes
+        attributes = self._act(read, zone, machine_id, query_path=BOOT_ERROR_ATTRIBUTE)
+        return attributes and one_line(attributes.query_value.items[0].value)
 
     def terminate(self, *machine_ids: str) -> None:
         """See the contract. Ignores machines without the cluster's label."""
         error: FleetError | None = None
         for machine in self._find(*machine_ids):
             try:
-                self._act(self._machines.delete_unary, machine)
+                self._act(self._machines.delete_unary, last(machine.zone), machine.name)
             except (CloudUnavailable, Throttled):
                 raise
             except FleetError as refusal:
@@ -166,7 +170,8 @@ class GcpProvider(Provider[GcpPoolSpec]):
                     f"{machine_id}: Google does not preempt on-demand machines",
                     remedy="end it without notice",
                 )
-            self._act(self._machines.simulate_maintenance_event_unary, machine)
+            simulate = self._machines.simulate_maintenance_event_unary
+            self._act(simulate, last(machine.zone), machine_id)
 
     def close(self) -> None:
         for each in (self._machines, self._operations, self._global, self._regional):
@@ -258,14 +263,9 @@ class GcpProvider(Provider[GcpPoolSpec]):
             if machine.status in STATES
         ]
 
-    def _act(self, method: Callable[..., Any], machine: Any, **more: str) -> Any:
+    def _act(self, method: Callable[..., Any], zone: str, machine: str, **more: str) -> Any:
         """Call a method for a machine, and return None if the resource doesn't exist."""
-        arguments = {
-            **more,
-            "project": self._project,
-            "zone": last(machine.zone),
-            "instance": machine.name,
-        }
+        arguments = {**more, "project": self._project, "zone": zone, "instance": machine}
         try:
             return call(method, arguments)
         except InvalidRequest as error:
