@@ -226,6 +226,18 @@ def test_a_token_that_got_no_machine_is_given_up(
         aws.provider().launch(aws.pool, 1, BOOT, "used")
 
 
+def test_a_machine_keeps_its_price_while_ec2_tells_none(aws: AwsBackend) -> None:
+    provider = aws.provider()
+    provider.launch(aws.pool, 1, BOOT, "t1")
+    (before,) = provider.machines()
+    for _ in range(aws_calls.ATTEMPTS):
+        aws.ec2.refuse("DescribeSpotPriceHistory", "RequestLimitExceeded", 503)
+
+    (one,) = provider.machines()
+
+    assert one.price_per_hour == before.price_per_hour < one.on_demand_price_per_hour
+
+
 def test_a_protected_machine_keeps_no_other_one_alive(aws: AwsBackend) -> None:
     """EC2 refuses a call for many machines because of one that can't be ended."""
     provider = aws.provider()

@@ -123,6 +123,8 @@ class AwsProvider(Provider[AwsPoolSpec]):
         self._ec2 = client("ec2", self._region)
         self._price_seconds = price_seconds
         self._cached: dict[tuple[str, ...], tuple[float, Prices]] = {}
+        #: The last known price of each market.
+        self._known: dict[tuple[str, str], SpotPrice] = {}
         self._pricing = threading.Lock()
 
     def offers(self, pool: str) -> list[Offer]:
@@ -263,17 +265,21 @@ class AwsProvider(Provider[AwsPoolSpec]):
             if row["AvailabilityZone"] in zones:
                 price = SpotPrice(float(row["SpotPrice"]), row["Timestamp"].timestamp())
                 newest[row["InstanceType"], row["AvailabilityZone"]] = price
+        self._known |= newest
         return newest
 
     def _prices_of(self, rows: list[dict[str, Any]]) -> Prices:
-        """Return spot prices, or none on an error, so that machines are still listed."""
+        """Return spot prices, on an error the last known ones, so that machines are still listed.
+
+        At the price on demand instead, they would seem too dear, and use up budgets.
+        """
         kinds = sorted({row["InstanceType"] for row in rows})
         zones = sorted({row["Placement"]["AvailabilityZone"] for row in rows})
         try:
             return self._spot_prices(kinds, zones) if rows else {}
         except FleetError as error:
             log.warning("spot prices: %s", error)
-            return {}
+            return self._known
 
     def _machine(self, row: dict[str, Any], spot: Prices) -> Machine:
         kind, zone = row["InstanceType"], row["Placement"]["AvailabilityZone"]
