@@ -114,6 +114,20 @@ def test_destroy_names_machines_that_may_still_run(tmp_path: Path) -> None:
         assert found == {"gcp": ("m-1",), "aws": (machine,)}
 
 
+def test_destroy_ends_all_machines_but_the_one_that_is_protected(tmp_path: Path) -> None:
+    with gcp_backend() as gcp:
+        # Given more machines than one call ends, of which the cloud refuses to end the first
+        settings = settings_of(tmp_path, gcp.document(), compute_url=gcp.url)
+        machines = sorted(gcp.provider("mine").launch(gcp.pool, 25, BOOT, "t1"))
+        gcp.compute.refuse(f"instances/{machines[0]}$", 400, "invalid")
+
+        (unended,) = destroy(settings, "controller")
+
+        assert machines[0] in unended.machines
+        running = {row["name"] for row in gcp.compute.alive() if row["status"] == "RUNNING"}
+        assert running == {machines[0]}
+
+
 def test_down_fails_if_machines_may_still_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -199,12 +199,21 @@ class _Ending:
             if self._left:
                 progress(f"{self.provider.name}: ending {', '.join(self._left)}")
                 for start in range(0, len(self._left), self.provider.max_terminated):
-                    some = self._left[start : start + self.provider.max_terminated]
-                    self.provider.terminate(*some)
-                    self._asked.update(some)
+                    self._end(self._left[start : start + self.provider.max_terminated])
         except FleetError as error:
-            self._why, self._useless = str(error), not error.retryable
+            self._take(error)
         self._quiet = 0 if self._left or self._why else self._quiet + 1
+
+    def _end(self, machines: Sequence[str]) -> None:
+        """End machines in one call. One that can't be ended keeps no other one alive."""
+        try:
+            self.provider.terminate(*machines)
+            self._asked.update(machines)
+        except FleetError as error:
+            self._take(error)
+
+    def _take(self, error: FleetError) -> None:
+        self._why, self._useless = str(error), not error.retryable
 
 
 def _end_all(
