@@ -6,7 +6,9 @@ import os
 import re
 import subprocess
 import textwrap
+import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -17,8 +19,10 @@ from support.processes import run_program
 from support.training import BATCH, Training
 from support.waiting import await_truth
 
+from vcasgd.controller.jobs.lifecycle import JobLifecycle
 from vcasgd.store.ledger.job import JobRecord, JobState
 from vcasgd.store.ledger.placement import Owners, Suspect
+from vcasgd.store.ledger.retention import Retention
 
 
 def kinds(harness: Harness, job: str) -> list[str]:
@@ -286,6 +290,42 @@ def names_of(harness: Harness, training: Training) -> list[str]:
 
 def at_least(number: int, rows: list[Any]) -> list[Any]:
     return rows if len(rows) >= number else []
+
+
+class Held(ThreadPoolExecutor):
+    """Writer of checkpoints that begins when it may."""
+
+    def __init__(self) -> None:
+        super().__init__(1)
+        self.calls, self.begun = 0, threading.Event()
+
+    def submit(self, call: Any, /, *arguments: Any, **options: Any) -> Any:
+        self.calls += 1
+        return super().submit(lambda: (self.begun.wait(), call(*arguments, **options))[1])
+
+
+@pytest.mark.ci
+def test_checkpoint_that_is_written_while_its_job_is_deleted_does_not_stay(
+    harness: Harness,
+) -> None:
+    # Given a job whose checkpoint is about to be written
+    training, writer = Training(harness, checkpoint={"every": 0.1}), Held()
+    training.start(1)
+    ledger, nodes = harness.ledger.connection, [harness.tensors.connection]
+    lifecycle = JobLifecycle(
+        training.job, ledger=ledger, nodes=nodes, storage=harness.storage, writer=writer
+    )
+    await_truth(lambda: (lifecycle.step(), writer.calls)[1])
+
+    # When it is canceled and deleted at that moment, with its checkpoints
+    harness.jobs.cancel(training.job)
+    harness.checkpoints(training.job).delete_all()
+    Retention(ledger).delete(training.job)
+    writer.begun.set()
+
+    # Then nothing of it is left
+    await_truth(lifecycle.clean_up)
+    assert harness.storage.names("jobs") == {}
 
 
 @pytest.mark.ci

@@ -132,9 +132,13 @@ class Checkpoints:
         """Delete all but the newest ``keep`` and the protected checkpoints; return their names."""
         names = [each.name for each in self.all()[:-keep] if each.name not in protected]
         for name in names:
-            self._storage.delete(f"{self._prefix}/{name}")
-            self._storage.delete(f"{self._prefix}/{name}.pieces")
+            self.delete(name)
         return names
+
+    def delete(self, name: str) -> None:
+        """Delete a checkpoint, if there is one."""
+        self._storage.delete(f"{self._prefix}/{name}")
+        self._storage.delete(f"{self._prefix}/{name}.pieces")
 
 
 def _pieces_of(chunks: Iterator[bytes]) -> Iterator[bytes]:

@@ -261,10 +261,13 @@ def change_job(services: ServicesDep, job: OwnJobDep, body: ChangeRequest) -> Jo
 )
 def delete_job(services: ServicesDep, job: OwnJobDep) -> None:
     """Delete a job that has ended, with its history, checkpoints, and model."""
+    checkpoints = Checkpoints(services.storage, job.id)
     if job.state.over:
         # first, so that a repeated request finds the job if this fails
-        Checkpoints(services.storage, job.id).delete_all()
+        checkpoints.delete_all()
     Retention(services.ledger).delete(job.id)
+    # The controller deletes what it writes from now on, but not what it has just written.
+    checkpoints.delete_all()
 
 
 @router.post("/jobs/{job}/pause", dependencies=SUBMIT, responses=documented(409))

@@ -255,6 +255,10 @@ class CheckpointWriter:
             has_state = any(shard.meta.rule_state for shard in whole)
             state = partial(snapshots.state_pieces, whole) if has_state else None
             stored = checkpoints.write(whole, layout, floats, state, job.facts.adapter)
+            if self._jobs.was_deleted(job.id):
+                # Its other checkpoints were, too.
+                checkpoints.delete(stored.name)
+                raise SnapshotMissing("the job was deleted meanwhile")
             self._list(job, stored, pin, whole)
         return stored
 

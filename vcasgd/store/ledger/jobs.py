@@ -191,6 +191,10 @@ class Jobs(EventLog):
         value = self._ledger.hget(LedgerKeys(job).record, "state")
         return value is not None and JobState(value.decode()).over
 
+    def was_deleted(self, job: str) -> bool:
+        """Return True if a job was deleted in the last minutes."""
+        return self._ledger.zscore(names.DELETED, job) is not None
+
     def active(self) -> list[str]:
         """Return the IDs of jobs that have not ended, in order of submission."""
         active = sorted(self._ledger.smembers(names.ACTIVE))
