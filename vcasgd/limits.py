@@ -141,5 +141,9 @@ MAX_SEARCHED = 200
 
 #: Characters of a token or a secret in the settings: with fewer, it can be guessed.
 MIN_SECRET = 16
+#: Uploads of packages, each of which is in memory until it is stored, in total and with one token.
+MAX_UPLOADS, MAX_UPLOADS_PER_TOKEN = 16, 4
+#: Bytes of new packages that a token uploads within a day: 200 of the default size limit.
+MAX_UPLOADED_BYTES = 20_000_000_000
 #: Files in a package. Their names alone take a second to read from 100,000.
 MAX_PACKAGE_FILES = 10_000

@@ -31,6 +31,7 @@ from vcasgd.limits import (
     MAX_REQUESTS_PER_TOKEN,
     MAX_STREAMS,
     MAX_STREAMS_PER_TOKEN,
+    MAX_UPLOADS_PER_TOKEN,
 )
 from vcasgd.store.ledger.machines import WorkerOrder, WorkerOrders
 
@@ -258,6 +259,33 @@ def test_a_token_has_a_limited_number_of_requests_in_progress(own_api: Api) -> N
             statuses = [status_of(each) for each in clients]
 
     assert sorted(statuses) == [200] * MAX_REQUESTS_PER_TOKEN + [429]
+
+
+def test_a_token_has_a_limited_number_of_uploads_in_progress(own_api: Api) -> None:
+    with own_api.http() as http:
+        created = http.post("tokens", json={"name": "ann", "scope": "submit"}).json()
+        lines = "Content-Type: application/zip", "Content-Length: 100"
+        path = f"packages/{'0' * 64}"
+        request = head("PUT", f"/api/v1/{path}", created["token"], *lines)
+
+        with crowd(own_api, MAX_UPLOADS_PER_TOKEN + 1, request) as clients:
+            # All but one wait for their bodies.
+            (refused, *_), _, _ = select.select(clients, [], [], PATIENCE)
+            assert status_of(refused) == 429
+            assert http.put(path, content=b"x").status_code == 422
+
+
+def test_readers_that_do_not_read_packages_take_little_memory(own_api: Api) -> None:
+    package, digest = secrets.token_bytes(LARGE), "0" * 64
+    own_api.storage.put(f"packages/{digest}.zip", package)
+    with own_api.http() as http:
+        token = http.post("tokens", json={"name": "reader", "scope": "read"}).json()["token"]
+        assert http.get(f"packages/{digest}").content == package
+    before = own_api.process.peak_bytes()
+
+    with crowd(own_api, 20, head("GET", f"/api/v1/packages/{digest}", token)) as readers:
+        assert {status_of(each) for each in readers} == {200}
+        assert own_api.process.peak_bytes() - before < 5 * LARGE
 
 
 def test_machines_that_do_not_read_their_packages_take_little_memory(own_api: Api) -> None:

@@ -12,6 +12,8 @@ from support.api_harness import PACKAGE_LIMIT_MB, Api, spec, zipped
 
 from vcasgd.client import Client
 from vcasgd.errors import ApiError, PackageError
+from vcasgd.limits import MAX_UPLOADED_BYTES
+from vcasgd.store.ledger.api_tokens import ApiTokens
 from vcasgd.task.package import digest_of
 
 LIMIT = int(PACKAGE_LIMIT_MB * 1e6)
@@ -77,6 +79,23 @@ def test_limit_applies_to_a_body_without_a_length(api: Api, http: httpx.Client) 
 
     assert answer.status_code == 413
     assert api.process.resident_bytes() - before < 30 * LIMIT
+
+
+def test_a_token_uploads_a_limited_amount_in_a_day(api: Api, http: httpx.Client) -> None:
+    # Given a token whose uploads are at the limit
+    created = http.post("tokens", json={"name": "ann", "scope": "submit"}).json()
+    ApiTokens(api.connection).count_upload("ann", MAX_UPLOADED_BYTES)
+    data = zipped(**{"new.py": "1"})
+    path = f"packages/{digest_of(data)}"
+
+    # Then a new package of it is refused, until another user has stored it
+    with api.http(created["token"]) as own:
+        refused = own.put(path, content=data)
+        assert refused.status_code == 429
+        assert refused.json()["detail"].startswith("the token ann has uploaded 20 GB")
+        assert http.head(path).status_code == 404
+        assert http.put(path, content=data).status_code == 200
+        assert own.put(path, content=data).status_code == 200
 
 
 def test_directory_is_packed_uploaded_and_submitted(

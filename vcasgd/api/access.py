@@ -18,10 +18,11 @@ from starlette.types import Scope as AsgiScope
 
 from vcasgd.api.callers import CALLER_KEY, COOKIE, Caller, Callers
 from vcasgd.api.history import Curves, StillValid
-from vcasgd.api.middleware import SAFE_METHODS
+from vcasgd.api.middleware import SAFE_METHODS, Places
 from vcasgd.api.platform import Platform
 from vcasgd.api.problems import problem_response
 from vcasgd.errors import Forbidden, Unauthorized, VcasgdError
+from vcasgd.limits import MAX_UPLOADS, MAX_UPLOADS_PER_TOKEN
 from vcasgd.settings import Settings
 from vcasgd.spec.access import Scope
 from vcasgd.storage.objects import Storage
@@ -48,6 +49,7 @@ class Services:
         self.storage = storage
         self.tokens = ApiTokens(ledger)
         self.callers = Callers(token, self.tokens)
+        self.uploads = Places("uploads", MAX_UPLOADS, MAX_UPLOADS_PER_TOKEN)
         self.jobs = Jobs(ledger)
         self.control = Control(ledger)
         self.servers = Servers(ledger)

@@ -65,6 +65,11 @@ def request(identifier: str) -> str:
     return f"vcasgd:{{fleet}}:request:{identifier}"
 
 
+def uploads(token: str) -> str:
+    """Return the name of the key that counts the bytes which a token uploads within a day."""
+    return f"vcasgd:{{fleet}}:uploads:{token}"
+
+
 def idempotency(user: str | None, key: str) -> str:
     """Return the name of the key that records an ``Idempotency-Key`` of a user of the API."""
     return f"vcasgd:{{fleet}}:idempotency:{user or ''}:{key}"

@@ -10,10 +10,11 @@ from fastapi import APIRouter, Header, Path, Request, Response, status
 from fastapi.concurrency import run_in_threadpool
 from fastapi.responses import StreamingResponse
 
-from vcasgd.api.access import READ, SUBMIT, JobDep, Services, ServicesDep
+from vcasgd.api.access import READ, SUBMIT, CallerDep, JobDep, Services, ServicesDep
 from vcasgd.api.convert import checkpoint_rows
 from vcasgd.api.problems import documented
 from vcasgd.errors import ApiError, CheckpointDamaged, Conflict, NotFound, PackageError
+from vcasgd.limits import MAX_UPLOADED_BYTES
 from vcasgd.schemas.history import BEST, LAST, CheckpointRow, chosen
 from vcasgd.schemas.jobs import DIGEST_PATTERN
 from vcasgd.schemas.service import Package
@@ -41,9 +42,20 @@ _ZIP: dict[str, Any] = {
 }
 
 
+#: Bytes of a package that are read at a time.
+CHUNK_BYTES = 1 << 20
+
+
 def object_name(digest: str) -> str:
     """Return the name of a package in the object storage."""
     return f"packages/{digest}.zip"
+
+
+def package_response(storage: Storage, digest: str) -> Response:
+    """Return a package, of which a slow reader occupies a chunk only."""
+    stream = storage.stream(object_name(digest), CHUNK_BYTES)
+    headers = {"Content-Length": str(stream.size), "ETag": f'"{digest}"'}
+    return StreamingResponse(stream.chunks, headers=headers, media_type="application/zip")
 
 
 @router.put(
@@ -53,15 +65,20 @@ def object_name(digest: str) -> str:
     responses=documented(413),
     tags=["packages"],
 )
-async def put_package(services: ServicesDep, request: Request, digest: Digest) -> Package:
+async def put_package(
+    services: ServicesDep, caller: CallerDep, request: Request, digest: Digest
+) -> Package:
     """Store a package. Storing it again has no effect."""
     limit = int(services.settings.package_limit_mb * 1e6)
-    try:
-        async with asyncio.timeout(UPLOAD_SECONDS):
-            data = await _read(request, limit)
-    except TimeoutError as error:
-        raise ApiError(f"request body incomplete after {UPLOAD_SECONDS:g} s", status=408) from error
-    await run_in_threadpool(_store, services.storage, digest, data, limit)
+    # A package is in memory until it is stored.
+    with services.uploads.taken(caller.name):
+        try:
+            async with asyncio.timeout(UPLOAD_SECONDS):
+                data = await _read(request, limit)
+        except TimeoutError as error:
+            why = f"request body incomplete after {UPLOAD_SECONDS:g} s"
+            raise ApiError(why, status=408) from error
+        await run_in_threadpool(_store, services, caller.name, digest, data, limit)
     return Package(digest=digest, size=len(data))
 
 
@@ -84,12 +101,20 @@ def _check_size(size: int, limit: int) -> None:
         )
 
 
-def _store(storage: Storage, digest: str, data: bytes, limit: int) -> None:
+def _store(services: Services, token: str, digest: str, data: bytes, limit: int) -> None:
     if digest_of(data) != digest:
         raise PackageError("the package arrived damaged: digest mismatch", field="digest")
     check(data, limit)
-    if not storage.has(object_name(digest)):
-        storage.put(object_name(digest), data)
+    if services.storage.has(object_name(digest)):
+        return
+    if services.tokens.count_upload(token, len(data)) > MAX_UPLOADED_BYTES:
+        raise ApiError(
+            f"the token {token} has uploaded {MAX_UPLOADED_BYTES / 1e9:g} GB of packages within a "
+            "day, which is its limit",
+            remedy="list files that are not code in .vcasgdignore, and try again tomorrow",
+            status=status.HTTP_429_TOO_MANY_REQUESTS,
+        )
+    services.storage.put(object_name(digest), data)
 
 
 @router.get(
@@ -101,8 +126,7 @@ def _store(storage: Storage, digest: str, data: bytes, limit: int) -> None:
 )
 def get_package(services: ServicesDep, digest: Digest) -> Response:
     """Download a package: the zip of a job's code."""
-    data = services.storage.get(object_name(digest))
-    return Response(data, media_type="application/zip", headers={"ETag": f'"{digest}"'})
+    return package_response(services.storage, digest)
 
 
 @router.head("/packages/{digest}", dependencies=READ, response_class=Response, tags=["packages"])

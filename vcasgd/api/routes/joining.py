@@ -6,13 +6,12 @@ import logging
 from typing import Annotated
 
 from fastapi import APIRouter, Header, Response, status
-from fastapi.responses import StreamingResponse
 
 import vcasgd
 from vcasgd.api.access import JOIN, CallerDep, Services, ServicesDep
 from vcasgd.api.callers import Caller
 from vcasgd.api.problems import documented
-from vcasgd.api.routes.files import object_name
+from vcasgd.api.routes.files import package_response
 from vcasgd.errors import Conflict, JobUnreadable, NotFound, SpecError, VersionDiffers
 from vcasgd.fleet.pools import JOIN as JOIN_PROVIDER
 from vcasgd.fleet.pools import ORDERED_PROVIDERS
@@ -32,9 +31,6 @@ from vcasgd.store.ledger.jobs import Jobs
 from vcasgd.store.ledger.machines import WorkerOrder
 
 log = logging.getLogger(__name__)
-
-#: Bytes of a package that are read at a time for one machine.
-PACKAGE_CHUNK_BYTES = 1 << 20
 
 router = APIRouter(tags=["machines"])
 
@@ -126,10 +122,7 @@ def get_machine_package(
     orders = (_order(services.jobs, order) for order in services.joined.orders_of(machine))
     if digest not in {view.package for view in orders if view}:
         raise NotFound(f"{machine} has no job with package {digest[:12]}")
-    # A slow reader occupies a chunk, and not a whole package.
-    stream = services.storage.stream(object_name(digest), PACKAGE_CHUNK_BYTES)
-    headers = {"Content-Length": str(stream.size)}
-    return StreamingResponse(stream.chunks, headers=headers, media_type="application/zip")
+    return package_response(services.storage, digest)
 
 
 @router.delete("/machines/{machine}", dependencies=JOIN, status_code=status.HTTP_204_NO_CONTENT)

@@ -19,6 +19,8 @@ log = logging.getLogger(__name__)
 
 #: Most tokens; each API process keeps all of them in memory.
 MAX_TOKENS = 1000
+#: Seconds over which the uploads with a token are counted, from the first one on.
+UPLOAD_SECONDS = 24 * 3600
 #: Bytes of a secret. 256 random bits can't be found by trying, so a plain SHA-256 protects them as
 #: well as a slow password hash would.
 SECRET_BYTES = 32
@@ -121,6 +123,15 @@ class ApiTokens:
         """Return the time of the last recorded use of each token that was used."""
         uses = self._ledger.hgetall(names.API_TOKEN_USES)
         return {name.decode(): float(at) for name, at in uses.items()}
+
+    def count_upload(self, name: str, size: int) -> int:
+        """Count an upload with a token, and return the bytes of its uploads within a day."""
+        key = names.uploads(name)
+        with self._ledger.pipeline(transaction=True) as pipe:
+            pipe.incrby(key, size)
+            pipe.expire(key, UPLOAD_SECONDS, nx=True)
+            total, _ = pipe.execute()
+        return int(total)
 
     def record_use(self, name: str) -> None:
         """Record that a token is used now."""
