@@ -354,6 +354,21 @@ class TestMonthlyBudgets:
         assert (demand.affordable is None) is (cluster is None and user is None)
 
 
+    def test_machines_of_a_users_ended_job_count(self, ledger: RedisClient, tmp_path: Path) -> None:
+        # Given a user whose job has ended, and whose machine has not yet
+        budgets, tokens = Budgets(tmp_path, ledger), ApiTokens(ledger)
+        tokens.create("ann", Scope.SUBMIT, max_usd_per_month=0.127)
+        spec = job_spec(workers={"pools": ["east"]})
+        over, job = (budgets.jobs.submit(spec, PACKAGE, owner="ann") for _ in range(2))
+        one, now = budgets.machine_of(over), NOW + 100
+        budgets.jobs.cancel(over.id)
+
+        # Then another job of the user can only spend what that machine leaves
+        own = {over.id: [one], job.id: []}
+        budgets.demands.set_months([job], own, None, tokens.all(), LIMITS, now)
+        assert budgets.demand(job, now).affordable == pytest.approx(0.0)
+
+
 class TestDeadline:
     @pytest.fixture
     def budgets(self, ledger: RedisClient, tmp_path: Path) -> Budgets:

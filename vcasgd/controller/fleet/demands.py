@@ -154,6 +154,9 @@ class Demands:
             self._months = {}
             return
         owners = {job.id: job.owner for job in jobs}
+        # Machines of a job that has ended cost its user until they are gone.
+        ended = map(self._inactive, self._costs.paid.keys() - owners.keys())
+        owners |= {job.id: job.owner for job in ended if job}
         committed: defaultdict[str | None, float] = defaultdict(float)
         for job, machines in own.items():
             committed[owners.get(job)] += commitment(machines, limits, now)
