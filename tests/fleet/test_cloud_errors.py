@@ -228,7 +228,7 @@ def test_a_token_that_got_no_machine_is_given_up(
 
 def test_a_machine_keeps_its_price_while_ec2_tells_none(aws: AwsBackend) -> None:
     provider = aws.provider()
-    provider.launch(aws.pool, 1, BOOT, "t1")
+    (machine,) = provider.launch(aws.pool, 1, BOOT, "priced")
     (before,) = provider.machines()
     for _ in range(aws_calls.ATTEMPTS):
         aws.ec2.refuse("DescribeSpotPriceHistory", "RequestLimitExceeded", 503)
@@ -236,6 +236,7 @@ def test_a_machine_keeps_its_price_while_ec2_tells_none(aws: AwsBackend) -> None
     (one,) = provider.machines()
 
     assert one.price_per_hour == before.price_per_hour < one.on_demand_price_per_hour
+    provider.terminate(machine)
 
 
 def test_a_protected_machine_keeps_no_other_one_alive(aws: AwsBackend) -> None:

@@ -7,12 +7,14 @@ from collections.abc import Iterator
 import pytest
 from support.clocks import SteppingServer
 from support.servers import url_of
-from support.waiting import await_truth
+from support.waiting import PATIENCE, await_truth
 from support.world import World, lease_of
 
+from vcasgd.schemas.joining import JoinRequest
 from vcasgd.store.connection import RedisClient, connect
 from vcasgd.store.ledger.control import Control
 from vcasgd.store.ledger.leases import Lease
+from vcasgd.store.ledger.machines import JoinedMachines
 from vcasgd.store.tensors import updates as module
 from vcasgd.store.tensors.updates import PushSlots
 
@@ -104,3 +106,30 @@ def test_a_silent_workers_push_slot_is_released(
     assert await_truth(lambda: slots.reap(1)) == 1
     assert world.tensors.zscore(world.keys.push_slots, "silent.1") is None
     assert world.tensors.zcard(world.keys.push_slots) == 1, "an update in the stream keeps its slot"
+
+
+@pytest.mark.parametrize("step", [HOUR, -HOUR])
+def test_machines_that_joined_are_lost_by_their_silence_alone(
+    clock: SteppingServer, ledger: RedisClient, step: int
+) -> None:
+    # Given a machine that reports, and one that died, as a patient and a hasty controller see them
+    patient, hasty = JoinedMachines(ledger, PATIENCE), JoinedMachines(ledger, LEASE / 10)
+    request = JoinRequest(version="1", host="h", cpus=1, memory_mb=1)
+    alive, dead = (patient.join("ann", "0" * 64, "s", None, "p", request).name for _ in range(2))
+
+    def present(machines: JoinedMachines) -> set[str]:
+        return {machine.name for machine, _, _ in machines.present()}
+
+    def reported() -> set[str]:
+        hasty.report(alive, {}, leaving=False)
+        return present(hasty)
+
+    assert present(patient) == {alive, dead}
+    reported()
+
+    # When the clock is set
+    clock.set_clock(step)
+
+    # Then both are there at first, and the one that is silent is lost later
+    assert present(patient) == {alive, dead}
+    await_truth(lambda: reported() == {alive})

@@ -18,6 +18,7 @@ from vcasgd.errors import Conflict
 from vcasgd.schemas.fleet import Machine, MachineState
 from vcasgd.schemas.joining import JoinRequest, WorkerReport
 from vcasgd.spec.hardware import Hardware
+from vcasgd.steady_time import boot_time
 from vcasgd.store import keys as names
 from vcasgd.store.connection import RedisClient
 from vcasgd.store.ledger.api_tokens import secret_digest
@@ -116,6 +117,9 @@ class JoinedMachines:
         self._ledger = ledger
         self._join = ledger.script("ledger/join")
         self._lease_seconds = lease_seconds
+        #: Time of the last report of each machine by the ledger's clock, and by :func:`boot_time`
+        #: when this process saw it.
+        self._heard: dict[bytes, tuple[float, float]] = {}
 
     @property
     def lost_seconds(self) -> float:
@@ -225,19 +229,34 @@ class JoinedMachines:
             pipe.hgetall(names.JOINED_ENDS)
             pipe.time()
             machines, reports, ends, (seconds, _) = pipe.execute()
-        present, gone = [], []
+        present, gone, now = [], [], boot_time()
+        heard: dict[bytes, tuple[float, float]] = {}
         for name, row in machines.items():
             machine = _read(JoinedMachine, name.decode(), row)
             report = _read(MachineReport, name.decode(), reports.get(name))
             end = _read(MachineEnd, name.decode(), ends.get(name))
-            silence = seconds - report.at if report else float("inf")
+            if report is not None:
+                heard[name] = self._last_heard(name, report, seconds, now)
+            silence = now - heard[name][1] if name in heard else float("inf")
             if machine is None or silence > FORGET_SECONDS or (end and seconds > end.by):
                 gone.append(name.decode())
             elif report is not None and silence < self.lost_seconds:
                 present.append((machine, report, end))
         gone += [name.decode() for name in reports.keys() - machines.keys()]
+        # At once, because several threads look.
+        self._heard = heard
         self.remove(*gone)
         return present
+
+    def _last_heard(
+        self, machine: bytes, report: MachineReport, seconds: float, now: float
+    ) -> tuple[float, float]:
+        """Return the time of a report by the ledger's clock, whose steps don't count, and by
+        :func:`boot_time`. ``seconds`` and ``now`` are the present ones."""
+        known = self._heard.get(machine)
+        if known is None:
+            return report.at, now - max(0.0, seconds - report.at)
+        return known if known[0] == report.at else (report.at, now)
 
     def end(self, machine: str, reason: str, seconds: float | None = None) -> None:
         """Tell a machine to leave, within ``seconds`` or a usual time."""
