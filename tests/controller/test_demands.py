@@ -353,7 +353,6 @@ class TestMonthlyBudgets:
         assert list(budgets.demands.unpaid(paused)) == ["m-1"] * (field is not None)
         assert (demand.affordable is None) is (cluster is None and user is None)
 
-
     def test_machines_of_a_users_ended_job_count(self, ledger: RedisClient, tmp_path: Path) -> None:
         # Given a user whose job has ended, and whose machine has not yet
         budgets, tokens = Budgets(tmp_path, ledger), ApiTokens(ledger)
