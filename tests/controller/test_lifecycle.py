@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 import re
+import socket
 import subprocess
 import textwrap
 import threading
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -17,12 +18,14 @@ import pytest
 from support.harness import Harness
 from support.processes import run_program
 from support.training import BATCH, Training
-from support.waiting import await_truth
+from support.waiting import PATIENCE, await_truth
 
 from vcasgd.controller.jobs.lifecycle import JobLifecycle
+from vcasgd.storage.objects import Storage
 from vcasgd.store.ledger.job import JobRecord, JobState
 from vcasgd.store.ledger.placement import Owners, Suspect
 from vcasgd.store.ledger.retention import Retention
+from vcasgd.threads import DaemonThreads
 
 
 def kinds(harness: Harness, job: str) -> list[str]:
@@ -326,6 +329,44 @@ def test_checkpoint_that_is_written_while_its_job_is_deleted_does_not_stay(
     # Then nothing of it is left
     await_truth(lifecycle.clean_up)
     assert harness.storage.names("jobs") == {}
+
+
+class Recording(ThreadPoolExecutor):
+    """Writer of checkpoints that never begins."""
+
+    calls = 0
+
+    def submit(self, _call: Any, /, *_arguments: Any, **_options: Any) -> Any:
+        self.calls += 1
+        return Future()
+
+
+@pytest.mark.ci
+def test_storage_that_does_not_answer_holds_up_no_step(
+    harness: Harness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Given a job at its end, and a storage that does not answer
+    training, writer = Training(harness, epochs=1, samples=100), Recording()
+    training.start(1)
+    training.release()
+    await_truth(lambda: harness.jobs.get(training.job).evaluations)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{silent.getsockname()[1]}")
+        for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+            monkeypatch.setenv(name, "testing")
+        ledger, nodes = harness.ledger.connection, [harness.tensors.connection]
+        storage = Storage("s3://bucket/storage")
+        lifecycle = JobLifecycle(
+            training.job, ledger=ledger, nodes=nodes, storage=storage, writer=writer
+        )
+
+        # Then the model is to be written, and other jobs don't wait for it
+        def steps() -> int:
+            lifecycle.step()
+            return writer.calls
+
+        DaemonThreads(1, "steps").submit(await_truth, steps).result(PATIENCE / 8)
+    assert harness.jobs.get(training.job).state is JobState.FINISHING
 
 
 @pytest.mark.ci

@@ -38,6 +38,10 @@ class StoredCheckpoint:
         """The part of the name that identifies the versions of all shards."""
         return self.name.partition("-")[0]
 
+    def has(self, versions: tuple[int, ...]) -> bool:
+        """Return True if these are the versions of all shards."""
+        return self.stem == _stem(versions)
+
 
 class Checkpoints:
     """The checkpoints of one job."""
@@ -77,7 +81,7 @@ class Checkpoints:
 
     def find(self, versions: tuple[int, ...]) -> StoredCheckpoint | None:
         """Return the checkpoint of these versions of all shards, or None if there is none."""
-        return next((each for each in self.all() if each.stem == _stem(versions)), None)
+        return next((each for each in self.all() if each.has(versions)), None)
 
     def open_stream(self, name: str) -> ObjectStream:
         """Return the file's size and its chunks, verified while you read them.

@@ -68,6 +68,8 @@ class CheckpointWriter:
         self._model: ModelPins | None = None
         self._reported_missing_nodes = False
         self._writing: tuple[str, Future[StoredCheckpoint]] | None = None
+        #: The checkpoint that was just found or written.
+        self._stored: StoredCheckpoint | None = None
         self._written_at = clock()
         self._retry_at = 0.0
         self._failed_writes = 0
@@ -90,7 +92,8 @@ class CheckpointWriter:
             log.exception("%s: checkpoint", self._job)
             self._report_failed(f"{type(error).__name__}: {error}"[:MAX_REASON_LENGTH])
             return
-        self._report_written(stored)
+        self._failed_writes, self._retry_at, self._written_at = 0, 0.0, self._clock()
+        self._stored = stored
         self._model.unpin(pin)
 
     @property
@@ -108,6 +111,7 @@ class CheckpointWriter:
         """Start to write the checkpoint that is due, if any, and unpin models that are not."""
         if self._writing is not None:
             return
+        self._stored = None  # It can be lost while training goes on.
         pins = self._snapshots(job).pins()
         name = self._due_pin(job, pins)
         self._drop_spare_pins(job, pins, keep=name)
@@ -120,14 +124,14 @@ class CheckpointWriter:
     def store(self, job: JobRecord, evaluation: Evaluation) -> StoredCheckpoint | None:
         """Return the checkpoint of an evaluated model, or start to write it and return None.
 
-        The best model is written first if it is not stored yet. Raises
-        :class:`~vcasgd.errors.SnapshotMissing` if the evaluated model is lost.
+        The best model is written first if it is not stored yet. A storage that does not answer
+        delays nothing else. Raises :class:`~vcasgd.errors.SnapshotMissing` if the evaluated model
+        is lost.
         """
         if not self._may_write():
             return None
-        stored = self._checkpoints.find(evaluation.versions)
-        if stored is not None:
-            return stored
+        if self._stored is not None and self._stored.has(evaluation.versions):
+            return self._stored
         snapshots = self._snapshots(job)
         last, best = _pin(job, evaluation), _best_pin(job, snapshots.pins())
         pinned = snapshots.pinned(last)
@@ -136,6 +140,8 @@ class CheckpointWriter:
         elif pinned is not None and versions_of(pinned) == evaluation.versions:
             self._start_write(job, last)
         elif not self._in_memory(job, evaluation):
+            if stored := self._checkpoints.find(evaluation.versions):
+                return stored
             raise SnapshotMissing(f"the model of {evaluation.place} is lost")
         return None
 
@@ -259,13 +265,15 @@ class CheckpointWriter:
                 # Its other checkpoints were, too.
                 checkpoints.delete(stored.name)
                 raise SnapshotMissing("the job was deleted meanwhile")
+        if stored.name not in self._jobs.checkpoints(job.id):
+            # An earlier controller may have died before it listed it.
             self._list(job, stored, pin, whole)
         return stored
 
     def _list(
         self, job: JobRecord, stored: StoredCheckpoint, pin: str, whole: ModelSnapshot
     ) -> None:
-        """Prune old checkpoints and write the list of the others to the ledger."""
+        """Prune old checkpoints, write the list of the others to the ledger, and report this."""
         listed = self._jobs.checkpoints(job.id)
         listed[stored.name] = {
             "version": stored.version,
@@ -282,6 +290,13 @@ class CheckpointWriter:
         left = {each.name for each in self._checkpoints.all()}
         self._jobs.set_checkpoints(
             job.id, {name: each for name, each in listed.items() if name in left}
+        )
+        self._jobs.event(
+            self._job,
+            "checkpoint",
+            f"version {stored.version} is stored ({stored.size / 1e6:.1f} MB)",
+            name=stored.name,
+            version=stored.version,
         )
 
     def _protected(self, job: JobRecord, listed: dict[str, dict[str, Any]]) -> frozenset[str]:
@@ -307,16 +322,6 @@ class CheckpointWriter:
         self._failed_writes += 1
         self._retry_at = self._clock() + backoff(self._failed_writes, *RETRY_SECONDS)
         log.warning("%s: checkpoint: %s", self._job, why)
-
-    def _report_written(self, stored: StoredCheckpoint) -> None:
-        self._failed_writes, self._retry_at, self._written_at = 0, 0.0, self._clock()
-        self._jobs.event(
-            self._job,
-            "checkpoint",
-            f"version {stored.version} is stored ({stored.size / 1e6:.1f} MB)",
-            name=stored.name,
-            version=stored.version,
-        )
 
 
 def _best_pin(job: JobRecord, pins: PinnedSnapshots) -> str | None:
