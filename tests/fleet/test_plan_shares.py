@@ -195,9 +195,22 @@ def test_reason_why_a_job_waits() -> None:
             2, 2, has_machines=False,
         ),
         "F": Waiting(
-            "position 1 of 2: waits for 1 of 1 machines; none is for sale", 1, 2, has_machines=False
+            "position 1 of 2: waits for 1 of 1 machines; no machine is available", 1, 2,
+            has_machines=False,
         ),
     }  # fmt: skip
+
+
+def test_machines_that_boot_are_named_before_what_the_job_can_do_without() -> None:
+    pool = PoolStatus("local", capacity=1, reason="1 of 1 machines in use")
+    state = observed([machine("a")], [], [job("A", 1, 2)], nodes="", pools=[pool])
+    state = replace(state, payers={"a": "A"})
+    waiting = make_plan(with_history(state, NOW), NOW).waiting["A"]
+    assert (waiting.position, waiting.length, waiting.has_machines) == (1, 1, True)
+    assert waiting.text == (
+        "1 machine is booting; position 1 of 1: waits for 1 of 2 machines; "
+        "local: 1 of 1 machines in use"
+    )
 
 
 def test_the_queue_is_in_the_order_in_which_jobs_get_machines() -> None:

@@ -144,14 +144,14 @@ def _waiting(state: Observed, missing: Mapping[str, int]) -> dict[str, Waiting]:
     found = {}
     for name in sorted(short | booting.keys()):
         job, places = jobs[name], max(0, missing.get(name, 0))
-        whys = [_why_waiting(job, places, state, jobs, holders)] if name in short else []
-        text = "; ".join([*whys, booting[name]] if name in booting else whys)
+        why = _why_waiting(job, places, state, jobs, holders) if name in short else ""
+        position = queue.index(name) + 1 if places else 0
         if places:
-            position = queue.index(name) + 1
-            text = f"position {position} of {len(queue)}: {text}"
-            found[name] = Waiting(text, position, len(queue), places < job.desired)
-        else:
-            found[name] = Waiting(text)
+            why = f"position {position} of {len(queue)}: {why}"
+        # What changes soon comes first: the rest may be machines that the job can do without.
+        text = "; ".join(filter(None, (booting.get(name), why)))
+        length = len(queue) if places else 0
+        found[name] = Waiting(text, position, length, not places or places < job.desired)
     return found
 
 
@@ -176,7 +176,7 @@ def _why_waiting(
 ) -> str:
     causes = _causes(job, state, jobs, holders) if missing else []
     causes += [job.limited] if job.limited else []
-    why = "; ".join(causes) or "none is for sale"
+    why = "; ".join(causes) or "no machine is available"
     return f"waits for {missing + job.withheld} of {job.desired + job.withheld} machines; {why}"
 
 
