@@ -47,6 +47,21 @@ def test_api_reports_a_missing_ledger_and_recovers(own_api: Api) -> None:
         assert client.job(job).id == job
 
 
+def test_a_ledger_without_writes_is_reported(own_api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in own_api.env.items():
+        monkeypatch.setenv(name, value)
+    status = CliRunner().invoke(cli, ["status"])
+    assert (status.exit_code, "active jobs: 0" in status.stdout) == (0, True)
+
+    own_api.connection.execute_command("REPLICAOF", "127.0.0.1", "1")
+
+    status = CliRunner().invoke(cli, ["status"])
+    assert status.exit_code == 1
+    assert "the store takes no writes" in status.output
+    own_api.connection.execute_command("REPLICAOF", "NO", "ONE")
+    assert CliRunner().invoke(cli, ["status"]).exit_code == 0
+
+
 def test_hanging_ledger_is_reported(own_api: Api) -> None:
     own_api.ledger.process.freeze()
     try:

@@ -230,15 +230,20 @@ def _local_status(settings: Settings) -> dict[str, Any]:
 
 def _show_status(value: dict[str, Any]) -> None:
     if "phase" in value:
-        out.print(f"stack in {value['home']}: {value['phase']}, {value['api_url']}")
-        show_rows(value["parts"], _PARTS, as_json=False)
+        phase, parts = value["phase"], value["parts"]
+        if "problem" in value or (phase == StackPhase.READY and not all(p["ready"] for p in parts)):
+            phase = "not ready"
+        url = f", {value['api_url']}" if value["api_url"] else ""
+        out.print(f"stack in {value['home']}: {phase}{url}")
+        if parts:
+            show_rows(parts, _PARTS, as_json=False)
     if "platform" in value:
         platform = value["platform"]
         controller = "running" if platform["controller"] else "not running"
         out.print(
-            f"vcasgd {platform['version']}: controller {controller}, "
-            f"{len(platform['active_jobs'])} active jobs, {platform['machines']} machines, "
-            f"{platform['workers']} workers",
+            f"vcasgd {platform['version']}: controller {controller}; active jobs: "
+            f"{len(platform['active_jobs'])}, machines: {platform['machines']}, workers: "
+            f"{platform['workers']}",
         )
         if platform["ledger_full"]:
             err.print(

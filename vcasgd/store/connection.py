@@ -93,6 +93,11 @@ class RedisClient(redis.Redis):
     def pipeline(self, transaction: bool = False, shard_hint: Any = None) -> StorePipeline:  # noqa: ARG002
         return StorePipeline(self, transaction)
 
+    def check_writable(self) -> None:
+        """Raise :class:`StoreUnavailable` if the server takes no writes. This changes nothing."""
+        with mapped_errors():
+            super().execute_command("DEL", "vcasgd:no-such-key")
+
     def now(self) -> float:
         """Return the server's time, in Unix seconds."""
         seconds, microseconds = self.time()

@@ -187,7 +187,6 @@ _DENIED = (
 _TRANSIENT = (
     redis.ConnectionError,
     redis.TimeoutError,
-    redis.exceptions.ReadOnlyError,
     redis.exceptions.TryAgainError,
     redis.exceptions.ClusterDownError,
 )
@@ -207,6 +206,8 @@ def mapped_errors() -> Iterator[None]:
         raise StoreDenied(f"the store refused: {error}") from error
     except redis.exceptions.OutOfMemoryError as error:
         raise StoreFull("the store is at its memory limit") from error
+    except redis.exceptions.ReadOnlyError as error:
+        raise StoreUnavailable(f"the store takes no writes: {error}") from error
     except _TRANSIENT as error:
         if (over_tls := _tls_error(error)) is not None:
             raise over_tls from error

@@ -569,7 +569,7 @@ export interface paths {
         };
         /**
          * Get Status
-         * @description Show the state of the whole platform.
+         * @description Show the state of the whole platform. It is unavailable while the ledger takes no writes.
          */
         get: operations["get_status"];
         put?: never;

@@ -41,7 +41,8 @@ EvictionBody = Annotated[Eviction | None, Body()]
 
 @router.get("/status", dependencies=READ)
 def get_status(services: ServicesDep) -> StatusView:
-    """Show the state of the whole platform."""
+    """Show the state of the whole platform. It is unavailable while the ledger takes no writes."""
+    services.ledger.check_writable()
     active = services.jobs.active()
     return StatusView(
         version=vcasgd.__version__,
@@ -145,7 +146,9 @@ def evict_machine(
 ) -> EvictionRequested:
     """Take a machine."""
     if machine not in services.control.machines():
-        raise NotFound(f"there is no machine {machine}")
+        raise NotFound(
+            f"there is no machine {machine}", remedy="vcasgd machines and vcasgd workers list names"
+        )
     return _evict(services, response, machine, eviction or Eviction())
 
 
