@@ -113,6 +113,8 @@ def test_commands_without_a_stack_name_vcasgd_up(bare: Run, tmp_path: Path) -> N
     status = json.loads(stopped.stdout)
     assert (stopped.exit_code, status["phase"]) == (1, "stopped")
     assert not status["parts"][0]["ready"]
+    StackState().write(tmp_path / "home")
+    assert bare("status").stdout == f"stack in {tmp_path / 'home'}: stopped\n"
 
 
 def test_missing_or_wrong_token_and_unreachable_api_are_errors(
@@ -183,7 +185,7 @@ def test_a_dry_run_checks_the_job_without_a_stack(bare: Run, job_file: Path) -> 
         f"{job_file} is a valid job; nothing was submitted",
         f"packed 2 files (109 bytes) of {job_file.parent}",
     ]
-    shown = parsed(bare("submit", job_file, "--dry-run", "--json", "--set", "epochs=9"))
+    shown = parsed(bare("submit", job_file.parent, "--dry-run", "--json", "--set", "epochs=9"))
     assert (shown["epochs"], shown["update"]["rule"]) == (9, "rounds")
     for change, named in (
         ("task=train:Digit", "did you mean Digits?"),
@@ -327,7 +329,7 @@ def test_text_of_workers_is_printed_as_data(run: Run, api: Api) -> None:
 def test_commands_name_an_unknown_job_or_instance(run: Run) -> None:
     for command in ("show", "follow", "events", "logs", "pause", "checkpoints", "download"):
         assert_refused(run(command, "nothing"), "nothing")
-    assert_refused(run("evict", "nothing"), "there is no machine nothing")
+    assert_refused(run("evict", "nothing"), "there is no machine nothing", "vcasgd machines")
 
 
 def test_a_job_is_found_by_its_name_or_the_start_of_its_id(run: Run, api: Api) -> None:
@@ -544,6 +546,7 @@ def test_several_jobs_are_cancelled_and_deleted(run: Run, api: Api) -> None:
     for words in ((), ("--all", first), (first, "--state", "running")):
         assert run("cancel", *words).exit_code == 2
     assert_refused(run("pause", first), "remedy: it has ended; submit it again")
+    assert_refused(run("extend", first, "--epochs", "+5"), "remedy: submit a job with start_from")
     running, other = api.submit(), api.submit()
     api.start_job(running), api.start_job(other)
     result = run("pause", first, running)
@@ -645,7 +648,7 @@ def test_tokens_are_created_listed_and_revoked(run: Run, api: Api) -> None:
     assert heading.split()[:3] == ["NAME", "SCOPE", "MACHINES"]
     assert row.split()[:3] == ["ann", "submit", "2"]
     assert row.split()[-3:] == ["in", "30", "d"]
-    assert_refused(run("jobs", "--token", "x"), "the bearer token is missing or wrong")
+    assert_refused(run("jobs", "--token", "x"), "the bearer token is missing or wrong", "--token")
     assert_refused(run("token", "list", "--token", text), "scope admin; ann has scope submit")
     assert stdout_of(run("token", "revoke", "ann")) == "the token ann is revoked\n"
     assert_refused(run("jobs", "--token", text), "bearer token")

@@ -225,7 +225,8 @@ class Authentication:
         if caller is None:
             raise Unauthorized(
                 "the bearer token is missing or wrong",
-                remedy="send the header: Authorization: Bearer <token>",
+                remedy="name a token of this API with VCASGD_TOKEN or --token, or in the header "
+                "Authorization: Bearer <token>; that of a local stack is in its file token",
             )
         if scope.get("method", "GET") not in SAFE_METHODS and (error := forgery(headers)):
             raise error

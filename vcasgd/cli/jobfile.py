@@ -18,8 +18,11 @@ from vcasgd.task.package import check_files
 def load_job(path: Path, changes: Sequence[str] = ()) -> JobSpec:
     """Load a job file and apply ``changes`` such as ``epochs=5`` or ``update.alpha=0.9``.
 
-    Raises :class:`SpecError`, which names the invalid field or change.
+    ``path`` may be the folder of a ``job.yaml``. Raises :class:`SpecError`, which names the invalid
+    field or change.
     """
+    if path.is_dir():
+        path = path / "job.yaml"
     if not changes:
         return JobSpec.load(path)
     value = load_job_mapping(path)

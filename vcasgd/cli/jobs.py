@@ -92,7 +92,7 @@ def state_name(text: str) -> str:
 
 
 def submit(
-    file: Annotated[Path, typer.Argument(metavar="FILE.yaml", help="Job file.")],
+    file: Annotated[Path, typer.Argument(metavar="FILE.yaml", help="Job file, or its folder.")],
     following: Annotated[
         bool, typer.Option("--follow", "-f", help="Follow the job until it ends.")
     ] = False,

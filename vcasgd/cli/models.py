@@ -21,6 +21,7 @@ from vcasgd.cli.output import (
     open_client,
     out,
     show_rows,
+    size,
 )
 from vcasgd.schemas.history import BEST, LAST, CheckpointRow, chosen
 from vcasgd.schemas.jobs import JobView
@@ -30,7 +31,7 @@ _CHECKPOINTS: Columns = {
     "EPOCHS": lambda row: row.get("finished_epochs"),
     "MODEL": lambda row: " ".join(mark for mark in (BEST, LAST) if row[mark]) or None,
     "METRICS": lambda row: metrics_text(row["metrics"] or {}),
-    "MB": lambda row: f"{row['size'] / 1e6:.2f}",
+    "SIZE": lambda row: size(row["size"]),
     "WRITTEN": lambda row: ago(row.get("at")),
     "CHECKPOINT": lambda row: row["name"],
 }

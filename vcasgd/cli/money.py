@@ -73,7 +73,7 @@ def deadline_changes(within: str | None, finish_by: str | None) -> list[str]:
 
 
 def plan(
-    file: Annotated[Path, typer.Argument(metavar="FILE.yaml", help="Job file.")],
+    file: Annotated[Path, typer.Argument(metavar="FILE.yaml", help="Job file, or its folder.")],
     samples: Annotated[
         int | None,
         typer.Option(min=1, help="Samples per epoch (default: from earlier runs)."),

@@ -44,7 +44,7 @@ Seed = Annotated[int, typer.Option(help="Random seed for the machines and their 
 
 
 def simulate(
-    file: Annotated[Path, typer.Argument(metavar="FILE.yaml", help="Job file.")],
+    file: Annotated[Path, typer.Argument(metavar="FILE.yaml", help="Job file, or its folder.")],
     workers: Workers = 4,
     trace: Trace = None,
     faster: Faster = 1.0,

@@ -45,7 +45,7 @@ Mode = Annotated[
 
 
 def sweep(
-    file: Annotated[Path, typer.Argument(metavar="FILE.yaml", help="Job file.")],
+    file: Annotated[Path, typer.Argument(metavar="FILE.yaml", help="Job file, or its folder.")],
     over: Annotated[
         list[str],
         typer.Option(

@@ -263,10 +263,11 @@ class Job(JobView):
 
     def extended(self, epochs: int) -> JobSpec:
         """Return the specification that :meth:`extend` submits. Raises as that does."""
-        if self.refreshed().model is None:
+        if (now := self.refreshed()).model is None:
+            other = "submit a job with start_from, if it has checkpoints"
             raise Conflict(
                 f"job {self.id} has no finished model",
-                remedy="wait for its end, or submit a job with start_from",
+                remedy=other if now.over else "wait for its end",
             )
         return self.spec.model_copy(
             update={

@@ -152,7 +152,9 @@ def _with_start(services: Services, spec: JobSpec) -> JobSpec:
     try:
         rows = stored_checkpoints(services, services.jobs.get(source.job))
     except NotFound as error:
-        raise SpecError(f"start_from: {error.message}", field="start_from") from error
+        raise SpecError(
+            f"start_from: {error.message}", remedy=error.remedy, field="start_from"
+        ) from error
     found = chosen(rows, source.checkpoint)
     if found is None:
         raise SpecError(
