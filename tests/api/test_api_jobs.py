@@ -78,6 +78,20 @@ def test_invalid_spec_names_its_field(
     assert client.jobs() == []
 
 
+def test_a_mistake_in_a_request_is_explained_as_in_a_job_file(api: Api, http: httpx.Client) -> None:
+    form = {"Content-Type": "application/x-www-form-urlencoded"}
+    problem = http.post("jobs", content=b"{}", headers=form).json()
+    assert problem["detail"] == "the body is not JSON"
+    assert "Content-Type: application/json" in problem["remedy"]
+    for method, path, content, detail in (
+        ("POST", "jobs/validate", {}, "yaml: is required"),
+        ("PATCH", f"jobs/{api.submit()}", {"epochs": 3}, "epochs: there is no such field"),
+        ("POST", "tokens", {"name": "Ann", "scope": "read"}, "name: must match pattern"),
+    ):
+        answer = http.request(method, path, json=content)
+        assert (answer.status_code, detail in answer.json()["detail"]) == (422, True), answer.text
+
+
 def test_job_requires_an_uploaded_package(http: httpx.Client, client: Client) -> None:
     request = body(client) | {"package": "ab" * 32}
 

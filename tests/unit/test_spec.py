@@ -106,7 +106,7 @@ def test_the_json_schema_helps_an_editor_with_lengths_and_evaluations() -> None:
         ({"workers": {"min": 5, "max": 2}}, "workers", r"min \(5\) is larger than max \(2\)"),
         ({"workers": {"on_demand_min": 5}}, "workers", r"on_demand_min \(5\) is larger than max"),
         ({"labels": "eu-only"}, "labels", r"a list of labels such as \[confidential"),
-        ({"labels": ["EU only"]}, "labels.0", "should match pattern"),
+        ({"labels": ["EU only"]}, "labels.0", "must match pattern"),
         ({"data": {"labels": [1]}}, "data.labels", "a list of labels"),
         ({"workers": {"pools": []}}, "workers.pools", "must be a list of at least one"),
         ({"workers": {"pools": "aws"}}, "workers.pools", "not 'aws'"),

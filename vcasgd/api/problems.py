@@ -96,8 +96,9 @@ def request_error(error: RequestValidationError) -> SpecError:
     """Return FastAPI's validation error as a :class:`SpecError` for the first wrong field."""
     first = error.errors()[0]
     source, *path = (str(part) for part in first["loc"])
-    if first["type"] == "json_invalid":
-        return SpecError("the body is not JSON", field=source)
+    if first["type"] == "json_invalid" or isinstance(first["input"], bytes):
+        remedy = "send JSON, with the header Content-Type: application/json"
+        return SpecError("the body is not JSON", remedy=remedy, field=source)
     if source != "body":
         # The rest names the alternatives of a parameter.
         del path[1:]

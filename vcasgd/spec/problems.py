@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 import reprlib
 import textwrap
 from collections.abc import Iterable
@@ -30,6 +31,8 @@ _KINDS = {
     "bool_parsing": "must be true or false",
     "string_type": "must be text",
     "dict_type": "must be a mapping",
+    "missing": "is required",
+    "extra_forbidden": "there is no such field",
 }
 
 
@@ -60,7 +63,7 @@ def _is_misspelled(error: SpecError) -> bool:
 def expected(details: ErrorDetails) -> str:
     """Return what a value has to be, such as "must be a whole number", by an error of pydantic."""
     message = details["msg"].removeprefix("Value error, ")
-    return _KINDS.get(details["type"], message.replace("Input should be", "must be"))
+    return _KINDS.get(details["type"], re.sub("^[A-Z][a-z]+ should ", "must ", message))
 
 
 def spec_errors(error: ValidationError, model: type[BaseModel]) -> list[SpecError]:
