@@ -530,6 +530,7 @@ def test_download_says_which_model_was_taken(run: Run, api: Api, tmp_path: Path)
 
 def test_several_jobs_are_cancelled_and_deleted(run: Run, api: Api) -> None:
     first, second, third, over = (api.submit() for _ in range(4))
+    api.start_job(over), api.account(over, 10, 1)
     api.finish(over)
 
     assert stdout_of(run("cancel", first, second)) == (
@@ -547,6 +548,7 @@ def test_several_jobs_are_cancelled_and_deleted(run: Run, api: Api) -> None:
         assert run("cancel", *words).exit_code == 2
     assert_refused(run("pause", first), "remedy: it has ended; submit it again")
     assert_refused(run("extend", first, "--epochs", "+5"), "remedy: submit a job with start_from")
+    assert "must be a number such as +5" in run("extend", over, "--epochs", "x").output
     running, other = api.submit(), api.submit()
     api.start_job(running), api.start_job(other)
     result = run("pause", first, running)

@@ -29,7 +29,7 @@ from vcasgd.client.sweep import (
     member_name,
     sample,
 )
-from vcasgd.errors import SpecError
+from vcasgd.errors import Conflict, SpecError
 from vcasgd.spec.job import JobSpec
 from vcasgd.spec.sections import Metric
 from vcasgd.store.ledger.job import JobState
@@ -203,6 +203,10 @@ def test_a_sweep_runs_so_many_jobs_at_a_time_and_continues_after_an_interruption
     assert before <= {job.id for job in jobs}
     assert len(client.jobs()) == len(jobs) == 3
     assert max(most) <= 2
+    # And not with code that was edited meanwhile
+    (code / "train.py").write_text("class Digits: pass")
+    with pytest.raises(Conflict, match=r"has run args\.lr=1 with another job file or other code"):
+        Sweep(client, trials(code, 1, 2, 3), options).run()
 
 
 def test_a_sweep_survives_a_restart_of_the_api(api: Api, client: Client, code: Path) -> None:

@@ -125,15 +125,13 @@ def extend(
 
 def _more_epochs(text: str, job: JobView) -> int:
     done = 0 if text.startswith("+") else job.progress.finished_epochs
+    problem = f"must be more than the {done} of {job.id}" if done else "must be 1 or more"
     try:
         more = int(text) - done
     except ValueError:
-        more = 0
+        more, problem = 0, "must be a number such as +5"
     if more < 1:
-        raise typer.BadParameter(
-            f"must be more than the {done} of {job.id}" if done else "must be a number such as +5",
-            param_hint="--epochs",
-        )
+        raise typer.BadParameter(problem, param_hint="--epochs")
     return more
 
 

@@ -245,7 +245,14 @@ class Sweep:
         key = f"sweep/{self._options.name}/{digest}"
         spec = spec.model_copy(update={"name": member_name(spec.name, changes)})
         limit = self._options.limit_mb
-        job = _patiently(lambda: self._client.submit_directory(spec, limit, key))
+        try:
+            job = _patiently(lambda: self._client.submit_directory(spec, limit, key))
+        except Conflict as error:
+            raise Conflict(
+                f"sweep {self._options.name} has run {' '.join(changes)} with another job file or "
+                "other code",
+                remedy="choose another --name for the sweep",
+            ) from error
         self._jobs[job.id], self._changes[job.id] = job, changes
         how = f"had {job.state} already" if job.over else "runs"
         self._report(f"{job.id} {how}: {' '.join(changes)}")
