@@ -8,7 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import psutil
@@ -51,25 +51,43 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StackHarness]:
 
 
 @pytest.mark.ci
-def test_a_start_that_is_interrupted_says_that_it_goes_on(
+def test_a_command_that_is_interrupted_says_that_the_stack_goes_on(
     stack: StackHarness, tmp_path: Path
 ) -> None:
     text = WAITING.format(file=tmp_path / "never", server=require_binary(KINDS[0]))
-    process = subprocess.Popen(
-        [sys.executable, "-m", "vcasgd.cli", "up", "--home", str(stack.home), "--port", "0"],
-        env={**os.environ, "VCASGD_REDIS_SERVER": program(tmp_path, text)},
-        stderr=subprocess.PIPE,
-        text=True,
-        # Background jobs of a shell ignore SIGINT, and so would this process.
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
-    )
-    await_truth(lambda: is_running(stack.home) and "ledger" in stack.state().parts)
-    process.send_signal(signal.SIGINT)
-    _, error = process.communicate()
+    env = {**os.environ, "VCASGD_REDIS_SERVER": program(tmp_path, text)}
 
-    assert process.returncode == 130
+    def interrupted(when: Callable[[], object], *words: str) -> str:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "vcasgd.cli", *words, "--home", str(stack.home)],
+            env=env,
+            stderr=subprocess.PIPE,
+            text=True,
+            # Background jobs of a shell ignore SIGINT, and so would this process.
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+        )
+        await_truth(when)
+        process.send_signal(signal.SIGINT)
+        _, error = process.communicate()
+        assert process.returncode == 130
+        return error
+
+    starts = lambda: is_running(stack.home) and "ledger" in stack.state().parts  # noqa: E731
+    error = interrupted(starts, "up", "--port", "0")
     assert "goes on starting; stop it with: vcasgd down" in error
     assert is_running(stack.home)
+
+    supervisor = stack.state().supervisor.pid
+    os.kill(supervisor, signal.SIGSTOP)
+    error = interrupted(lambda: has_pending(supervisor, signal.SIGTERM), "down")
+    os.kill(supervisor, signal.SIGCONT)
+    assert "goes on stopping; wait for it with: vcasgd down" in error
+
+
+def has_pending(pid: int, number: signal.Signals) -> bool:
+    """Return True if a process that stands still has a signal to handle."""
+    status = Path(f"/proc/{pid}/status").read_text()
+    return bool(int(status.partition("ShdPnd:")[2].split()[0], 16) & 1 << (number - 1))
 
 
 def test_stack_starts_and_stops_without_remains(stack: StackHarness, tmp_path: Path) -> None:

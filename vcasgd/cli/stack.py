@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
@@ -88,12 +90,8 @@ def up(
     settings = _settings(home, port, store_nodes, replicas, join_port)
     if foreground:
         _run_in_foreground(settings)
-    try:
+    with _interruptible(settings, "the stack goes on starting; stop it with: vcasgd down"):
         state = stack.up(settings, progress=ReadyPrinter(err))
-    except KeyboardInterrupt:
-        if stack.is_running(settings.home_path):
-            err.print("\nthe stack goes on starting; stop it with: vcasgd down")
-        raise typer.Exit(INTERRUPTED) from None
     out.print(f"the stack is up; API and dashboard: {state.api_url}")
     if GATEWAY in state.ports and settings.join_port is not None:
         port = state.ports[GATEWAY]
@@ -108,7 +106,9 @@ def down(home: Home = None) -> None:
     Exits with status 1 if machines may still run.
     """
     settings = _settings(home)
-    if stack.down(settings, lambda doing: err.print(f"  {doing}")):
+    with _interruptible(settings, "the stack goes on stopping; wait for it with: vcasgd down"):
+        was_running = stack.down(settings, lambda doing: err.print(f"  {doing}"))
+    if was_running:
         out.print("the stack is down")
     else:
         out.print(f"no stack was running in {settings.home_path}")
@@ -180,6 +180,17 @@ def _settings(
     }
     update = {name: value for name, value in options.items() if value is not None}
     return load_settings().model_copy(update=update)
+
+
+@contextmanager
+def _interruptible(settings: Settings, text: str) -> Iterator[None]:
+    """Exit the command on Ctrl-C, and print what the stack still does, if it runs."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        if stack.is_running(settings.home_path):
+            err.print(f"\n{text}")
+        raise typer.Exit(INTERRUPTED) from None
 
 
 def _run_in_foreground(settings: Settings) -> None:
