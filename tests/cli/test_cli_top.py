@@ -59,7 +59,7 @@ def test_top_shows_jobs_machines_pools_and_servers(api: Api, shown: Any) -> None
 
 def test_top_shows_a_job_without_a_machine_as_queued(api: Api, shown: Any) -> None:
     job = api.submit()
-    place = {"text": "none is for sale", "position": 1, "length": 1, "has_machines": False}
+    place = {"text": "no machine is available", "position": 1, "length": 1, "has_machines": False}
     api.jobs.set_waiting({job: place})
 
     (row,) = (line for line in shown("--once").splitlines() if job in line)
