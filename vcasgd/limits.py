@@ -113,8 +113,6 @@ MAX_LOGGED = 64
 MAX_HEADER_BYTES = 1 << 20
 #: Bytes of what an update's header has of buffers that aren't averaged, in base64.
 MAX_INTEGERS_BYTES = MAX_HEADER_BYTES // 2
-#: Bytes of a payload that goes to the server together with its entry, in one script.
-MAX_SMALL_PAYLOAD_BYTES = 1 << 17
 #: Chunks of 1 MiB of a payload or a snapshot of one shard, which a script looks at one by one.
 MAX_CHUNKS = 1 << 17
 #: Updates of which a worker asks for the fate at a time.

@@ -30,7 +30,6 @@ from vcasgd.store.keys import CLEARANCES, LedgerKeys, TensorKeys
 from vcasgd.store.ledger.job import Failure
 from vcasgd.store.ledger.jobs import Jobs
 from vcasgd.store.ledger.leases import Leases, Wait, WorkKind
-from vcasgd.store.tensors import updates
 from vcasgd.store.tensors.snapshot import Record
 from vcasgd.store.tensors.snapshot_store import ONLY_CHUNK, SnapshotStore
 from vcasgd.store.tensors.updates import NO_COMMIT, UpdateSender
@@ -333,7 +332,7 @@ def test_a_worker_can_do_its_work_in_the_ledger(
 
 
 def test_a_worker_can_do_its_work_in_the_tensors_server(
-    tensors_as_worker: RedisClient, world: World, monkeypatch: pytest.MonkeyPatch
+    tensors_as_worker: RedisClient, world: World
 ) -> None:
     shard = world.started_shard(token=2)
     sender = UpdateSender(tensors_as_worker, world.keys)
@@ -351,10 +350,8 @@ def test_a_worker_can_do_its_work_in_the_tensors_server(
     _, status = sender.status_after_commit(1.0, NO_COMMIT, asked, (0, 0), ONLY_CHUNK)
     assert status.outcomes == ["applied"]
     assert len(status.content) == 4 * world.layout.floats
-    with monkeypatch.context() as patch:
-        patch.setattr(updates, "MAX_SMALL_PAYLOAD_BYTES", 0)
-        header, payload = world.update(1, 0, 2, 1, worker=WORKER, update=f"{WORKER}.1.3")
-        assert sender.push(header, 0, payload).accepted
+    header, payload = world.update(1, 0, 2, 1, worker=WORKER, update=f"{WORKER}.1.3")
+    assert sender.push(header, 0, payload, after=["earlier"]).accepted
     assert snapshots.version() == 1
     out = torch.empty(world.layout.floats)
     assert snapshots.fetch_rounded(out).version == 1

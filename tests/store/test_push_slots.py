@@ -15,37 +15,33 @@ from support.world import World
 from vcasgd.errors import SnapshotMissing, StoreFull
 from vcasgd.store.connection import connect
 from vcasgd.store.tensors import updates as module
-from vcasgd.store.tensors.updates import MAX_SLOTS, MemoryLimits, PushSlots, window
+from vcasgd.store.tensors.updates import MAX_SLOTS, PushSlots, window
 
 MIB = 1 << 20
 #: Slots of 128 MiB without readers.
-MAX_WAITING = window(MemoryLimits(128 * MIB, 0), 2 * MIB, 2 * MIB)
+MAX_WAITING = window(128 * MIB, 0, 2 * MIB, 2 * MIB)
 
 
 @pytest.mark.parametrize(
-    ("memory", "model", "payload", "share", "places"),
+    ("limit", "clients", "model", "payload", "share", "places"),
     [
-        pytest.param(MemoryLimits(0, 5), MIB, MIB, 1.0, MAX_SLOTS, id="no limit"),
+        pytest.param(0, 5, MIB, MIB, 1.0, MAX_SLOTS, id="no limit"),
         # 900 usable, 20 for five readers, 6.5 × 64 for snapshots and moments, 65 per slot
-        pytest.param(MemoryLimits(1000 * MIB, 10), 64 * MIB, 64 * MIB, 1.0, 7, id="one job"),
-        pytest.param(
-            MemoryLimits(1000 * MIB, 10), 64 * MIB, 32 * MIB, 1.0, 14, id="a smaller encoding"
-        ),
-        pytest.param(MemoryLimits(2000 * MIB, 10), 64 * MIB, 64 * MIB, 0.5, 7, id="two jobs"),
+        pytest.param(1000 * MIB, 10, 64 * MIB, 64 * MIB, 1.0, 7, id="one job"),
+        pytest.param(1000 * MIB, 10, 64 * MIB, 32 * MIB, 1.0, 14, id="a smaller encoding"),
+        pytest.param(2000 * MIB, 10, 64 * MIB, 64 * MIB, 0.5, 7, id="two jobs"),
         # 900 usable, 20 for five readers, 7.5 × 16 for snapshots and moments, 17 per slot
-        pytest.param(MemoryLimits(1000 * MIB, 10), 16 * MIB, 16 * MIB, 1.0, 44, id="small"),
-        pytest.param(MemoryLimits(100 * MIB, 10), 64 * MIB, 64 * MIB, 1.0, 1, id="too small"),
-        pytest.param(
-            MemoryLimits(1000 * MIB, 500), 64 * MIB, 64 * MIB, 1.0, 1, id="many connections"
-        ),
-        pytest.param(MemoryLimits(1 << 50, 1), 4, 4, 1.0, MAX_SLOTS, id="far more than needed"),
-        pytest.param(MemoryLimits(1 << 50, 1), 0, 0, 1.0, MAX_SLOTS, id="an empty model"),
+        pytest.param(1000 * MIB, 10, 16 * MIB, 16 * MIB, 1.0, 44, id="small"),
+        pytest.param(100 * MIB, 10, 64 * MIB, 64 * MIB, 1.0, 1, id="too small"),
+        pytest.param(1000 * MIB, 500, 64 * MIB, 64 * MIB, 1.0, 1, id="many connections"),
+        pytest.param(1 << 50, 1, 4, 4, 1.0, MAX_SLOTS, id="far more than needed"),
+        pytest.param(1 << 50, 1, 0, 0, 1.0, MAX_SLOTS, id="an empty model"),
     ],
 )
 def test_the_window(
-    memory: MemoryLimits, model: int, payload: int, share: float, places: int
+    limit: int, clients: int, model: int, payload: int, share: float, places: int
 ) -> None:
-    assert window(memory, model, payload, share) == places
+    assert window(limit, clients, model, payload, share) == places
 
 
 @pytest.fixture
@@ -63,9 +59,11 @@ class TestPlaces:
         world.tensors.set(world.keys.window, 2)
         world.push(0, 0, 1)
         world.push(1, 0, 1)
+        header, payload = world.update(2, 0, 1, 1)
 
+        # A payload that isn't sent together with the request for its slot
         with pytest.raises(StoreFull, match="room for"):
-            world.push(2, 0, 1)
+            world.sender.push(header, 0, payload, ["earlier"])
 
         assert len(world.tensor_keys("u:")) == 2
         world.shard().turn()
@@ -120,9 +118,10 @@ class TestPlaces:
             world.tensors.delete(world.keys.meta, world.keys.applied, world.keys.fence)
             return script(**arguments)
 
+        header, payload = world.update(0, 0, 1, 1)
         monkeypatch.setattr(world.sender, "_push", forget_first)
         with pytest.raises(SnapshotMissing):
-            world.push(0, 0, 1)
+            world.sender.push(header, 0, payload, ["earlier"])
 
         assert not held(world)
         assert not world.tensor_keys("u:")

@@ -10,7 +10,7 @@ import torch
 from support.world import MakeWorld, World
 
 from vcasgd.errors import Fenced, InvalidUpdate, StoreFull, StoreUnavailable
-from vcasgd.store.tensors import chunks, updates
+from vcasgd.store.tensors import chunks
 from vcasgd.store.tensors.chunks import CHUNK_BYTES, chunk_count
 from vcasgd.store.tensors.header import Header
 from vcasgd.store.tensors.snapshot_store import ONLY_CHUNK
@@ -22,6 +22,8 @@ from vcasgd.store.tensors.updates import (
     wait_for_entries,
 )
 
+#: An earlier update, after which one is not pushed in a single round trip.
+AFTER = ["earlier"]
 #: Values that the stack of a script has room for (LUAI_MAXCSTACK).
 MAX_UNPACKED = 8000
 
@@ -33,11 +35,9 @@ def interrupt_push(world: World, header: Header, payload: memoryview) -> None:
         raise KeyboardInterrupt
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(updates, "MAX_SMALL_PAYLOAD_BYTES", 0)
-        patch.setattr(updates, "ONE_TRIP", 0)
         patch.setattr(world.sender, "_push", die)
         with pytest.raises(KeyboardInterrupt):
-            world.sender.push(header, 0, payload)
+            world.sender.push(header, 0, payload, AFTER)
 
 
 class TestBegin:
@@ -133,33 +133,18 @@ class TestPush:
             world.tensors.delete(*(world.keys.prefix + key for key in found))
             return script(**arguments)
 
-        monkeypatch.setattr(updates, "MAX_SMALL_PAYLOAD_BYTES", 0)
-        monkeypatch.setattr(updates, "ONE_TRIP", 0)
         monkeypatch.setattr(world.sender, "_push", lose_first)
         with pytest.raises(StoreUnavailable, match="lost a part of a pushed update"):
-            world.sender.push(header, 0, payload)
+            world.sender.push(header, 0, payload, AFTER)
         monkeypatch.undo()
 
         assert world.reader.waiting() == 0
         assert world.sender.push(header, 0, payload).accepted
         assert world.reader.waiting() == 1
 
-    def test_a_small_payload_and_its_entry_take_one_command(self, world: World) -> None:
-        header, payload = world.update(0, 0, 3, 1)
-        world.sender.push(*world.update(1, 0, 3, 1, payload=payload)[:1], 0, payload)
-        world.tensors.config_resetstat()
-
-        assert world.sender.push(header, 0, payload).accepted
-
-        assert world.tensors.info("commandstats")["cmdstat_evalsha"]["calls"] == 1
-        key = world.keys.payload_chunk(header.update, 0)
-        assert world.tensors.get(key) == bytes(payload)
-        assert world.tensors.ttl(key) == -1
-
     def test_a_payload_of_one_chunk_is_sent_before_the_slot_is_given(
         self, world: World, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(updates, "MAX_SMALL_PAYLOAD_BYTES", 0)
         header, payload = world.update(0, 0, 3, 1)
         # Given a server without the scripts, then one with them
         world.tensors.script_flush()
@@ -176,10 +161,7 @@ class TestPush:
         assert world.tensors.ttl(world.keys.payload_chunk(header.update, 0)) == -1
         assert world.tensors.zscore(world.keys.push_slots, header.update) == float("inf")
 
-    def test_a_payload_of_one_chunk_without_a_slot_gets_no_entry(
-        self, world: World, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        monkeypatch.setattr(updates, "MAX_SMALL_PAYLOAD_BYTES", 0)
+    def test_a_payload_of_one_chunk_without_a_slot_gets_no_entry(self, world: World) -> None:
         world.tensors.set(world.keys.window, 1)
         world.push(0, 0, 3)
         header, payload = world.update(1, 0, 3, 1)

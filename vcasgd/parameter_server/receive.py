@@ -16,7 +16,7 @@ from vcasgd.store.ledger.job import Failure
 from vcasgd.store.ledger.leases import WorkKind
 from vcasgd.store.tensors.header import Header
 from vcasgd.store.tensors.snapshot_store import SnapshotStore
-from vcasgd.store.tensors.updates import Arrivals, StreamEntry, UpdateReader
+from vcasgd.store.tensors.updates import Arrivals, StreamEntry, UpdateReader, payload_keys
 
 #: Times that an update may fail for no known reason. The first may be accidents, but without a
 #: limit, one update would hold up the whole job.
@@ -81,7 +81,7 @@ class Collector:
             if model.belongs_to_next(header):
                 model.batch.last_read = entry.id
                 return False
-            keys = self._reader.payload_keys(header, model.payload_size)
+            keys = payload_keys(self._keys, header, model.payload_size)
             if self._attempts[entry.id] >= UPDATE_ATTEMPTS:
                 raise self._poison(entry, header)
             model.check(header)

@@ -23,7 +23,6 @@ from redis.exceptions import NoScriptError
 
 from vcasgd.errors import InvalidUpdate, StoreFull, StoreUnavailable
 from vcasgd.learning.encodings.payload import EncodedVector
-from vcasgd.limits import MAX_SMALL_PAYLOAD_BYTES
 from vcasgd.store.bulk_transfer import DEPTH, BulkTransfer, Command, Missing, WrongLength
 from vcasgd.store.connection import RedisClient
 from vcasgd.store.keys import TensorKeys
@@ -35,8 +34,6 @@ from vcasgd.store.tensors.snapshot_store import REMOVED_CHUNKS
 
 #: Seconds after which payload chunks without a stream entry expire.
 PAYLOAD_SECONDS = 3600
-#: Bytes of a payload that is sent before the server has given its slot: a single chunk.
-ONE_TRIP = CHUNK_BYTES
 #: Bytes of a snapshot that a worker lets come with the status of its updates.
 SMALL_SNAPSHOT = 1 << 18
 
@@ -140,8 +137,6 @@ class UpdateSender:
         """
         names = payload_keys(self._keys, header, len(payload))
         answer, position = self._write(header, epoch, names, payload, after)
-        if answer == b"full":
-            raise StoreFull(ALL_SLOTS_TAKEN)
         if answer == b"incomplete":
             raise StoreUnavailable("the tensors server lost a part of a pushed update")
         return PushResult(answer == b"accepted", int(position))
@@ -155,15 +150,10 @@ class UpdateSender:
         after: Sequence[str],
     ) -> Any:
         """Write payload and entry, and return the answer of the script."""
-        digest, alone = xxhash.xxh3_64(), len(names) == 1 and not after
-        if alone and len(payload) <= MAX_SMALL_PAYLOAD_BYTES:
-            small = b"".join(_chunks(payload))
-            digest.update(small)
-            keys, args = self._entry(header, epoch, names, digest, small)
-            return self._push(keys=keys, args=args)
-        if alone and len(payload) <= ONE_TRIP and not self._tensors.waits:
+        if len(names) == 1 and not after:
             with suppress(NoScriptError):
                 return self._write_in_one_trip(header, epoch, names, payload)
+        digest = xxhash.xxh3_64()
         self._take_slot(header.update, after)
         items = self._renewing_slot(header.update, names, _chunks(payload), digest)
         self._transfer.store(items, expire=PAYLOAD_SECONDS)
@@ -173,7 +163,7 @@ class UpdateSender:
     def _write_in_one_trip(
         self, header: Header, epoch: int, names: Sequence[str], payload: Payload
     ) -> Any:
-        """Take the slot, write the payload, and add the entry, without waiting in between.
+        """Take the slot, write a payload of one chunk, and add the entry, in one round trip.
 
         A payload without a slot gets no entry, and expires.
         """
@@ -186,15 +176,12 @@ class UpdateSender:
 
         command = self._slots.command(header.update)
         slot, answer = self._transfer.store_between(command, items, entry, expire=PAYLOAD_SECONDS)
-        return answer if slot else (b"full", 0)
+        if not slot:
+            raise StoreFull(ALL_SLOTS_TAKEN)
+        return answer
 
     def _entry(
-        self,
-        header: Header,
-        epoch: int,
-        names: Sequence[str],
-        digest: xxhash.xxh3_64,
-        *small: bytes,
+        self, header: Header, epoch: int, names: Sequence[str], digest: xxhash.xxh3_64
     ) -> tuple[list[str], list[Any]]:
         """Return the keys and arguments of the script that adds an update's entry."""
         keys = self._keys
@@ -204,9 +191,9 @@ class UpdateSender:
             header = header.signed(self._key, keys)
         return (
             [keys.meta, keys.applied, keys.pushed, keys.tokens, keys.stream, keys.push_slots,
-             keys.window, *names],
+             *names],
             [header.subtask, epoch, header.start, header.stop, header.token, header.update,
-             header.model_dump_json(), *small],
+             header.model_dump_json()],
         )  # fmt: skip
 
     @staticmethod
@@ -349,8 +336,9 @@ class UpdateReader:
                 f"payload of {header.size} bytes, {payload.nbytes} expected", reason="length"
             )
         digest, chunks = xxhash.xxh3_64(), chunks_of(payload)
+        keys = payload_keys(self._keys, header, payload.nbytes)
         try:
-            for index in self._transfer.load(self.payload_keys(header, payload.nbytes), chunks):
+            for index in self._transfer.load(keys, chunks):
                 digest.update(chunks[index])
                 yield chunks[index]
         except Missing as error:
@@ -359,10 +347,6 @@ class UpdateReader:
             raise InvalidUpdate(f"chunk {error.index} is {error.value}", reason="length") from error
         if digest.intdigest() != header.checksum:
             raise InvalidUpdate("the checksum does not match", reason="checksum")
-
-    def payload_keys(self, header: Header, size: int) -> list[str]:
-        """Return the keys of a payload. ``size`` comes from the job's layout, not the header."""
-        return payload_keys(self._keys, header, size)
 
 
 def wait_for_entries(
@@ -398,28 +382,21 @@ MAX_REAPED_CHUNKS = 10_000
 MAX_SLOTS = 1024
 
 
-@dataclass(frozen=True)
-class MemoryLimits:
-    """Memory limit of a tensors server in bytes, 0 for none, and its number of connections."""
-
-    limit: int
-    clients: int
-
-
-def window(memory: MemoryLimits, model: int, payload: int, share: float = 1.0) -> int:
+def window(limit: int, clients: int, model: int, payload: int, share: float = 1.0) -> int:
     """Return the number of slots for payloads of ``payload`` bytes and a model of ``model`` bytes.
 
-    ``share`` is the job's part of the server's memory. Memory is reserved for the present
+    ``limit`` is the server's memory limit in bytes, 0 for none, ``clients`` the number of its
+    connections, and ``share`` the job's part of its memory. Memory is reserved for the present
     snapshot, the next one (which takes the place of the previous one unless it is small), the
     pinned ones, half a model for shared second moments, and for answers to readers. The result is
     at least 1, so that a job that is too large for its server still makes progress.
     """
-    if not memory.limit:
+    if not limit:
         return MAX_SLOTS
     # About every second connection fetches snapshots.
-    answers = memory.clients // 2 * min(DEPTH * CHUNK_BYTES, model)
+    answers = clients // 2 * min(DEPTH * CHUNK_BYTES, model)
     versions = 2 if chunk_count(model) > REMOVED_CHUNKS else 3
-    room = (memory.limit * USABLE - answers) * share - model * (versions + 0.5 + MAX_PINS)
+    room = (limit * USABLE - answers) * share - model * (versions + 0.5 + MAX_PINS)
     # A chunk that arrives is buffered before it becomes a string.
     slot = payload + min(CHUNK_BYTES, payload)
     return min(MAX_SLOTS, max(1, int(room // max(slot, 1))))
@@ -456,7 +433,9 @@ class PushSlots:
 
     def update(self, model: int, payload: int, share: float) -> None:
         """Set the number of slots, see :func:`window`, and release expired ones."""
-        self._tensors.set(self._keys.window, window(self._memory(), model, payload, share))
+        limit = int(self._tensors.info("memory")["maxmemory"])
+        clients = int(self._tensors.info("clients")["connected_clients"])
+        self._tensors.set(self._keys.window, window(limit, clients, model, payload, share))
         self.reap(chunk_count(payload))
 
     def reap(self, chunks: int) -> int:
@@ -476,10 +455,6 @@ class PushSlots:
                 keys=[keys.push_slots, keys.stream, *payloads], args=[chunks, _slot_ms(), *expired]
             )
         )
-
-    def _memory(self) -> MemoryLimits:
-        memory, clients = self._tensors.info("memory"), self._tensors.info("clients")
-        return MemoryLimits(int(memory["maxmemory"]), int(clients["connected_clients"]))
 
 
 def _slot_ms() -> int:

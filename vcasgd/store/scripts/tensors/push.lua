@@ -1,22 +1,20 @@
 -- Adds an update to the stream if it starts at the position of its subtask.
--- KEYS  1 meta  2 applied  3 pushed  4 tokens  5 updates  6 push-slots  7 window
---       8… payload chunks, already written if there is no ARGV 8
+-- KEYS  1 meta  2 applied  3 pushed  4 tokens  5 updates  6 push-slots
+--       7… payload chunks, already written
 -- ARGV  1 subtask  2 its epoch  3 from  4 to  5 lease token  6 update  7 header
---       8 payload of a small update, which is one chunk; it takes its push slot here
 -- Returns {'accepted', to}; {'refused', position} if it starts elsewhere, -1 if the whole subtask
--- is applied; {'incomplete', n} if only n chunks exist or its push slot was released, because the server came back empty or the
--- worker was silent for too long; {'full', 0} if a small update gets no slot.
+-- is applied; {'incomplete', n} if only n chunks exist or its push slot was released, because the
+-- server came back empty or the worker was silent for too long.
 -- Pushing the same update again is harmless: it is recognized and accepted without effect.
 -- Includes blocks.lua
 -- Includes expect_keys.lua
--- Includes has_room.lua
 -- Includes tensors/pushed.lua
--- Limits MAX_CHUNKS MAX_HEADER_BYTES MAX_SMALL_PAYLOAD_BYTES
-expect_keys('meta', 'applied', 'pushed', 'tokens', 'updates', 'push-slots', 'window')
-expect_arguments(8, math.max(MAX_HEADER_BYTES, MAX_SMALL_PAYLOAD_BYTES))
-if #KEYS > 7 + MAX_CHUNKS then error('at most ' .. MAX_CHUNKS .. ' chunks are allowed') end
+-- Limits MAX_CHUNKS MAX_HEADER_BYTES
+expect_keys('meta', 'applied', 'pushed', 'tokens', 'updates', 'push-slots')
+expect_arguments(7, MAX_HEADER_BYTES)
+if #KEYS > 6 + MAX_CHUNKS then error('at most ' .. MAX_CHUNKS .. ' chunks are allowed') end
 local chunks = {}
-for i = 8, #KEYS do chunks[#chunks + 1] = KEYS[i] end
+for i = 7, #KEYS do chunks[#chunks + 1] = KEYS[i] end
 local function each_chunk(command)
   for _, key in ipairs(chunks) do redis.call(command, key) end
 end
@@ -66,13 +64,6 @@ if to then
 end
 if position ~= tonumber(ARGV[3]) then return refuse(position) end
 
-if ARGV[8] then
-  if not redis.call('ZSCORE', KEYS[6], ARGV[6]) and not has_room(KEYS[6], KEYS[7]) then
-    return {'full', 0}
-  end
-  redis.call('SET', chunks[1], ARGV[8])
-  redis.call('ZADD', KEYS[6], 'inf', ARGV[6])
-end
 -- One call for each chunk, because Lua can't unpack thousands of names into a single one.
 local here = 0
 for _, key in ipairs(chunks) do here = here + redis.call('EXISTS', key) end
