@@ -278,9 +278,7 @@ def _remove(
         for name, row in rows.items()
         if name not in left and (pools is None or row.get("pool") in pools)
     }
-    control.publish(
-        {name: row for name, row in rows.items() if name not in removed}, control.pools()
-    )
+    control.update({}, removed, None)
     of_job: defaultdict[str, set[str]] = defaultdict(set)
     for name, row in removed.items():
         of_job[str(row.get("job"))].add(name)

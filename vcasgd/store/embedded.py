@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -52,10 +52,7 @@ class ServerFiles:
 
     directory: Path
     port: int
-    password: str
-
-    def __repr__(self) -> str:
-        return f"ServerFiles(directory={self.directory}, port={self.port})"
+    password: str = field(repr=False)
 
     @property
     def url(self) -> str:
@@ -145,10 +142,7 @@ class Service:
 
     name: str
     port: int
-    password: str
-
-    def __repr__(self) -> str:
-        return f"Service(name={self.name!r}, port={self.port})"
+    password: str = field(repr=False)
 
     def url(self, sentinels: Sequence[ServerFiles], replicas: int = 1) -> str:
         """Return the URL for :func:`vcasgd.store.connection.connect`."""

@@ -62,19 +62,13 @@ def tls_options(url: str) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class SentinelUrl:
-    """A parsed URL. ``options`` are arguments of redis-py's connections, with the credentials.
-
-    ``repr`` shows no password.
-    """
+    """A parsed URL. ``options`` are arguments of redis-py's connections, with the credentials."""
 
     hosts: tuple[tuple[str, int], ...]
     service: str
     tls: bool
-    options: dict[str, Any]
-    sentinel_options: dict[str, Any]
-
-    def __repr__(self) -> str:
-        return f"SentinelUrl(hosts={self.hosts}, service={self.service!r}, tls={self.tls})"
+    options: dict[str, Any] = field(repr=False)
+    sentinel_options: dict[str, Any] = field(repr=False)
 
     @classmethod
     def parse(cls, url: str) -> SentinelUrl:

@@ -8,12 +8,8 @@ import time
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import pairwise
 from types import MappingProxyType
 from typing import Any
-
-import numpy as np
-from numpy.typing import NDArray
 
 from vcasgd.errors import StoreFull
 from vcasgd.limits import LOG_LINES_KEPT
@@ -307,26 +303,14 @@ def thinned(
     indices = {0, count - 1}
     names = names[: max(1, (most - 2) // 2)]
     stretches = max(1, (most - len(indices)) // max(1, 2 * len(names)))
-    edges = np.linspace(0, count, stretches + 1).astype(int)
-    for name in names:
-        indices |= _extremes(np.array([_number(row.get(name)) for row in rows]), edges)
+    for number in range(stretches):
+        stretch = range(count * number // stretches, count * (number + 1) // stretches)
+        for name in names:
+            known = [(value, at) for at in stretch if _is_number(value := rows[at].get(name))]
+            if known:
+                indices |= {min(known)[1], max(known)[1]}
     return [rows[index] for index in sorted(indices)[:most]]
 
 
-def _extremes(values: NDArray[np.float64], edges: NDArray[np.int_]) -> set[int]:
-    """Return the indices of the highest and the lowest value of each stretch."""
-    indices = set()
-    low = np.where(np.isnan(values), np.inf, values)
-    high = np.where(np.isnan(values), -np.inf, values)
-    for start, stop in pairwise(edges):
-        if start < stop:
-            indices.add(int(start + low[start:stop].argmin()))
-            indices.add(int(start + high[start:stop].argmax()))
-    return indices
-
-
-def _number(value: object) -> float:
-    try:
-        return float(value) if isinstance(value, int | float) else float("nan")
-    except OverflowError:
-        return float("nan")
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and value == value
