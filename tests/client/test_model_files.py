@@ -111,16 +111,18 @@ def test_the_base_is_found_in_its_file_whatever_its_names_are_there(
 def test_the_average_is_downloaded_if_asked(
     api: Api, client: Client, store: Store, tmp_path: Path
 ) -> None:
-    # Given a job whose checkpoint has an average
+    # Given a job whose checkpoint has an average, and a tensor beside the model
     model = trained(nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4)))
+    model.register_buffer("beside:seen", torch.tensor([5.0]))
     with_average, without = api.submit(ema=0.9), api.submit()
     name = store(with_average, model, average=-1.0)
 
     # Then the download has it in place of the parameters
     job = client.job(with_average)
     loaded = load_file(job.download(tmp_path / "average.safetensors", name, ema=True))
-    assert loaded.keys() == model.state_dict().keys()
+    assert loaded.keys() == model.state_dict().keys() - {"beside:seen"}
     assert torch.equal(loaded["0.weight"], -model[0].weight)
+    assert load_file(tmp_path / "average-beside.safetensors") == {"seen": torch.tensor([5.0])}
     assert torch.equal(load_file(job.download(tmp_path, name))["0.weight"], model[0].weight)
 
     # and a job without one says what to do

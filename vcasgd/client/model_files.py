@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -67,32 +67,27 @@ class StoredModel:
         has_more = any(entry.name.startswith(BESIDE) for entry in self.layout.entries)
         return self.adapter is None and not self.layout.base and not has_more
 
-    def tensors(self) -> dict[str, Tensor]:
-        """Return the trained tensors by their names in the model."""
+    def tensors(self, *, ema: bool = False) -> dict[str, Tensor]:
+        """Return the trained tensors by their names in the model, and those beside it.
+
+        With ``ema``, parameters are their average. Raises :class:`CheckpointDamaged` if the
+        checkpoint has none.
+        """
         from safetensors.torch import load_file
 
         loaded = load_file(self.path)
-        own = (_PREFIX, BESIDE)
-        return {name: each for name, each in loaded.items() if not name.startswith(own)}
-
-    def averaged(self) -> StoredModel:
-        """Return the model with the average of its parameters, in another file beside this one.
-
-        Raises :class:`CheckpointDamaged` if the checkpoint has no average.
-        """
-        from safetensors.torch import load_file, save_file
-
-        average = load_file(self.path).get(STATE)
+        tensors = {name: each for name, each in loaded.items() if not name.startswith(_PREFIX)}
+        if not ema:
+            return tensors
+        average = loaded.get(STATE)
         if average is None or average.shape != (self.layout.floats,):
             raise CheckpointDamaged(f"{self.path.name} has no average of its parameters")
-        tensors = self.tensors()
         for entry in self.layout.entries:
-            if entry.name in tensors and entry.kind in FLOATS:
+            of_model = entry.name in tensors and not entry.name.startswith(BESIDE)
+            if of_model and entry.kind in FLOATS:
                 # A complex one has its real numbers in the vector.
                 as_real(tensors[entry.name]).copy_(entry.view(average, average))
-        path = self.path.with_name(f"{self.path.stem}-ema{self.path.suffix}")
-        save_file(tensors, path, metadata={"format": "pt"})
-        return replace(self, path=path)
+        return tensors
 
 
 def finish(
@@ -105,22 +100,24 @@ def finish(
     tensor of the base is nowhere to be found, or the job keeps no average.
     """
     model = StoredModel.read(file)
-    if ema:
-        if model is None or spec.ema is None:
-            raise SpecError(
-                "ema: the job keeps no average of its parameters",
-                remedy="set ema in the job file, for example to 0.999",
-                field="ema",
-            )
-        model = model.averaged()
-        file = model.path
-    if model is None or model.is_complete:
+    if ema and (model is None or spec.ema is None):
+        raise SpecError(
+            "ema: the job keeps no average of its parameters",
+            remedy="set ema in the job file, for example to 0.999",
+            field="ema",
+        )
+    if model is None or (model.is_complete and not ema):
         return file.replace(target)
-    write_beside(model, target)
+    tensors = model.tensors(ema=ema)
+    names = [name for name in tensors if name.startswith(BESIDE)]
+    # What travelled beside the model, such as an average of the task's own.
+    if beside := {name.removeprefix(BESIDE): tensors.pop(name) for name in names}:
+        write(beside, target.with_name(f"{target.stem}-beside.safetensors"))
     if model.adapter is not None:
         folder = target.with_suffix("") if target.suffix == ".safetensors" else target
-        return write_adapter(model, folder)
-    return write_complete(model, spec, target, working_dir)
+        return write_adapter(model, tensors, folder)
+    base = _base(model.layout.base, spec, working_dir) if model.layout.base else {}
+    return write({**base, **tensors}, target)
 
 
 def load_module(spec: JobSpec, digest: str, package: bytes, file: Path) -> Module:
@@ -152,59 +149,34 @@ def load_module(spec: JobSpec, digest: str, package: bytes, file: Path) -> Modul
     return module.eval()
 
 
-def write_beside(model: StoredModel, target: Path) -> None:
-    """Write what travelled beside the model, such as an average of the task's own, if anything.
-
-    It is a file beside ``target``, with the names in the task or script.
-    """
-    from safetensors.torch import load_file, save_file
-
-    loaded = load_file(model.path)
-    names = {name.removeprefix(BESIDE): name for name in loaded if name.startswith(BESIDE)}
-    if names:
-        with _appearing(target.with_name(f"{target.stem}-beside.safetensors")) as part:
-            tensors = {short: loaded[name] for short, name in names.items()}
-            save_file(tensors, part, metadata={"format": "pt"})
-
-
-def write_adapter(model: StoredModel, folder: Path) -> Path:
+def write_adapter(model: StoredModel, trained: dict[str, Tensor], folder: Path) -> Path:
     """Write a PEFT adapter into a new or existing folder, and return it."""
-    from safetensors.torch import save_file
-
     assert model.adapter is not None
-    trained = model.tensors()
     names: dict[str, str] = model.adapter["tensors"]
     missing = sorted(set(names.values()) - trained.keys())
     if missing:
         raise CheckpointDamaged(f"{model.path.name} lacks {missing[0]} of the adapter")
     folder.mkdir(parents=True, exist_ok=True)
-    with _appearing(folder / WEIGHTS) as part:
-        chosen = {saved: trained[name] for saved, name in names.items()}
-        save_file(chosen, part, metadata={"format": "pt"})
+    write({saved: trained[name] for saved, name in names.items()}, folder / WEIGHTS)
     with _appearing(folder / CONFIG) as part:
         part.write_text(json.dumps(model.adapter["config"], indent=2, sort_keys=True) + "\n")
     return folder
 
 
-def write_complete(
-    model: StoredModel, spec: JobSpec, target: Path, working_dir: Path | None
-) -> Path:
-    """Write the whole state dict to ``target``, and return it.
-
-    The base is from ``spec.base`` or, where that is not enough, from running the task's ``model``
-    in ``working_dir``. Raises :class:`SpecError` if a tensor of the base is in neither.
-    """
+def write(tensors: dict[str, Tensor], target: Path) -> Path:
+    """Write a safetensors file, and return its path."""
     from safetensors.torch import save_file
 
-    base = _base(model.layout.base, spec, working_dir)
     with _appearing(target) as part:
-        save_file({**base, **model.tensors()}, part, metadata={"format": "pt"})
+        save_file(tensors, part, metadata={"format": "pt"})
     return target
 
 
 def _base(
     wanted: tuple[BaseTensor, ...], spec: JobSpec, working_dir: Path | None
 ) -> dict[str, Tensor]:
+    """Return the base, from ``spec.base`` or, where that is not enough, from running the task's
+    ``model`` in ``working_dir``. Raises :class:`SpecError` if a tensor is in neither."""
     found: dict[str, Tensor] = {}
     sources = (_from_location(spec), _from_code(spec, working_dir))
     for source in sources:
