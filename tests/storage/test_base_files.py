@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import fcntl
 import hashlib
+import signal
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from functools import partial
@@ -139,6 +142,27 @@ def test_another_content_is_refused_and_leaves_nothing(web: str, tmp_path: Path)
         fetch_base(spec(f"{web}/none.bin"), tmp_path / "cache")
 
     assert [each.name for each in (tmp_path / "cache").iterdir() if each.is_dir()] == []
+
+
+def test_a_worker_that_is_killed_leaves_no_part_behind_for_the_next_one(
+    web: str, tmp_path: Path
+) -> None:
+    wanted, cache = spec(f"{web}/base.bin"), tmp_path / "cache"
+    program = f"""
+import os, signal
+from pathlib import Path
+from vcasgd.spec.sections import BaseSpec
+from vcasgd.storage.base_files import fetch_base
+
+base = BaseSpec(location={wanted.location!r}, sha256={wanted.sha256!r})
+fetch_base(base, Path({str(cache)!r}), lambda: os.kill(os.getpid(), signal.SIGKILL))
+"""
+    killed = subprocess.run([sys.executable, "-c", program], check=False)
+    assert killed.returncode == -signal.SIGKILL
+
+    assert fetch_base(wanted, cache).read_bytes() == CONTENT
+
+    assert {each.name for each in cache.iterdir()} == {wanted.sha256, f".{wanted.sha256}.lock"}
 
 
 @pytest.mark.parametrize("local", [True, False], ids=["on this machine", "on the web"])

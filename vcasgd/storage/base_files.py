@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import shutil
-import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
@@ -83,17 +82,19 @@ class _Copy:
 
     def fetch(self) -> None:
         """Replace the folder's content."""
-        self._folder.parent.mkdir(parents=True, exist_ok=True)
+        # A worker that was killed may have left a part.
+        new = self._folder.with_name(f".part-{self._folder.name}")
+        shutil.rmtree(new, ignore_errors=True)
         try:
-            with tempfile.TemporaryDirectory(dir=self._folder.parent, prefix=".part-") as scratch:
-                new = Path(scratch, "base")
-                self._download(new, self._name, self._base.sha256)
-                for name, digest in self._listed(new):
-                    self._download(new, name, digest)
-                shutil.rmtree(self._folder, ignore_errors=True)
-                new.rename(self._folder)
+            self._download(new, self._name, self._base.sha256)
+            for name, digest in self._listed(new):
+                self._download(new, name, digest)
+            shutil.rmtree(self._folder, ignore_errors=True)
+            new.rename(self._folder)
         except OSError as error:
             raise StorageUnavailable(f"base: can't be stored in {self._folder}: {error}") from error
+        finally:
+            shutil.rmtree(new, ignore_errors=True)
 
     def _listed(self, folder: Path) -> Iterator[tuple[str, str]]:
         """Yield the names and digests in the list of a folder, if the base is one."""
