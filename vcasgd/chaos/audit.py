@@ -133,7 +133,7 @@ def audit(
     rng = random.Random(seed)
     groups = plan_kills(kills, rng, tuple(Target) if replicas else UNREPLICATED)
     log(f"seed {seed}: {kills} kills in {len(groups)} groups")
-    report, started = AuditReport(seed=seed), time.monotonic()
+    report = AuditReport(seed=seed)
     with report_folder(report) as folder:
         settings = own_settings(
             folder / "home",
@@ -150,7 +150,6 @@ def audit(
             with beside(job):
                 run.kill_all(groups, rng)
             run.finish(folder)
-    report.seconds = round(time.monotonic() - started, 1)
     return report
 
 

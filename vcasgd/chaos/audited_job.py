@@ -107,11 +107,12 @@ class CountReport:
 
 @contextlib.contextmanager
 def report_folder(report: CountReport) -> Iterator[Path]:
-    """Create a temporary folder, and remove it unless the report refers to it."""
-    folder = Path(tempfile.mkdtemp(prefix="vcasgd-audit-"))
+    """Create a folder for a run, measure it, and remove the folder unless the report names it."""
+    folder, started = Path(tempfile.mkdtemp(prefix="vcasgd-audit-")), time.monotonic()
     try:
         yield folder
     finally:
+        report.seconds = round(time.monotonic() - started, 1)
         if report.folder is None:
             shutil.rmtree(folder, ignore_errors=True)
 

@@ -71,7 +71,7 @@ def run_scenario(
     ``watch`` is entered while faults are injected. Raises
     :class:`~vcasgd.errors.StackError` if the stack does not start.
     """
-    plan, report, started = schedule(scenario, WORKERS), ScenarioReport(), time.monotonic()
+    plan, report = schedule(scenario, WORKERS), ScenarioReport()
     epochs = epochs_for(max(each.end for each in plan) + SETTLE_SECONDS + SPARE_SECONDS)
     with report_folder(report) as folder:
         settings = own_settings(folder / "home")
@@ -96,7 +96,6 @@ def run_scenario(
             )
             if problems:
                 raise StackError("; ".join(problems))
-    report.seconds = round(time.monotonic() - started, 1)
     return report
 
 

@@ -29,7 +29,7 @@ from vcasgd.fleet.histories import Life
 from vcasgd.learning.rules import make_rule
 from vcasgd.parameter_server.blend import ModelState, ShardConfig
 from vcasgd.session.script import LoopInThread
-from vcasgd.simulation.worker import Fetched, SimulatedInterval, SimulatedWorker
+from vcasgd.simulation.worker import SimulatedInterval, SimulatedWorker
 from vcasgd.spec.job import JobSpec
 from vcasgd.store.tensors.chunks import path
 from vcasgd.store.tensors.header import Header
@@ -260,7 +260,7 @@ class Simulation:
         assert worker.fetched is not None
         if (member := worker.learner.member) is not None:
             member.measure_exchange(worker.contained, self._now)
-            member.follow(worker.fetched.base)
+            member.follow(worker.fetched)
             self._adopt_moments(member)
         stop = worker.learner.interval_stop(worker.subtask, worker.position)
         interval = worker.interval(stop, self._conditions.seconds_per_sample)
@@ -283,13 +283,13 @@ class Simulation:
     def _fetch(self, worker: SimulatedWorker) -> None:
         """Give a worker the present snapshot, which it receives in its encoding."""
         model, meta = self._model, self._model.meta
-        if worker.fetched is not None and worker.fetched.version == meta.version:
+        if worker.stored == (meta.version, meta.token):
             return
         halves = self._evaluator.halves
         weights = model.followed.bfloat16().float() if halves else model.followed.clone()
         base = Base(weights, model.integers.clone(), version=meta.version, round=meta.round)
-        way = None if worker.fetched is None else path(meta, worker.fetched.stored)
-        worker.fetch(Fetched(meta.version, meta.token, base))
+        way = path(meta, worker.stored)
+        worker.fetch(base, (meta.version, meta.token))
         size = weights.numel() * (2 if halves else 4)
         self.outcome.bytes_fetched += size if way is None else sum(step.size for step in way)
 

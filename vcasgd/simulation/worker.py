@@ -21,20 +21,6 @@ CHUNK_BYTES = 1 << 20
 
 
 @dataclass(frozen=True)
-class Fetched:
-    """A snapshot that a worker fetched."""
-
-    version: int
-    token: int
-    base: Base
-
-    @property
-    def stored(self) -> tuple[int, int]:
-        """Version and writer, which identify it."""
-        return self.version, self.token
-
-
-@dataclass(frozen=True)
 class SimulatedInterval:
     """An interval in progress: samples up to ``stop``, trained from a base."""
 
@@ -70,7 +56,9 @@ class SimulatedWorker:
         self.pushed = self.unapplied = self.contained = 0
         #: True while the worker waits until an update is applied.
         self.waits = False
-        self.fetched: Fetched | None = None
+        self.fetched: Base | None = None
+        #: Its version and writer.
+        self.stored: tuple[int, int] | None = None
         #: True if ``fetched`` is meant for the next interval.
         self.prefetched = False
         #: Seconds per sample of the last interval; None before the first one.
@@ -93,15 +81,16 @@ class SimulatedWorker:
     def _most_unapplied(self) -> int:
         return self.learner.max_unapplied if self.learner else MAX_UNAPPLIED
 
-    def fetch(self, snapshot: Fetched) -> None:
+    def fetch(self, snapshot: Base, stored: tuple[int, int]) -> None:
         """Receive a snapshot, which contains all updates that are applied."""
-        self.fetched, self.contained = snapshot, self.pushed - self.unapplied
+        self.fetched, self.stored = snapshot, stored
+        self.contained = self.pushed - self.unapplied
 
     def interval(self, stop: int, seconds_per_sample: float) -> SimulatedInterval:
         """Return the next interval; its duration is drawn."""
         assert self.fetched is not None
         assert self.learner is not None
-        base, parts = self.fetched.base, self.learner.cut(1).parts
+        base, parts = self.fetched, self.learner.cut(1).parts
         self._own = [own for own in self._own if own[0] > self.contained]
         for _, update, counters in self._own:
             base = continued(base, update, parts, out=torch.empty(len(base.floats)))

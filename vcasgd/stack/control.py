@@ -152,13 +152,11 @@ class ForegroundStack:
 
 
 @contextlib.contextmanager
-def running(
-    settings: Settings, *, names: Sequence[str] = PARTS, progress: Progress = lambda _: None
-) -> Iterator[StackState]:
+def running(settings: Settings, *, names: Sequence[str] = PARTS) -> Iterator[StackState]:
     """Run a stack during the context. Raises the errors of :func:`up`."""
     stack = ForegroundStack(settings, names)
     try:
-        yield stack.await_ready(progress)
+        yield stack.await_ready()
     finally:
         stack.stop()
 

@@ -14,7 +14,7 @@ import argparse
 import re
 import sys
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 
 from vcasgd.errors import StackError, VcasgdError
 from vcasgd.logging import configure_logging, exit_status
@@ -88,13 +88,11 @@ class ReplicatedServer:
         *,
         durable: bool,
         memory_mb: int | None = None,
-        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._files = files
         self._url = url
         self._durable = durable
         self._memory_mb = memory_mb
-        self._clock = clock
         self._started = False
         self._waiting_since: float | None = None
 
@@ -115,10 +113,10 @@ class ReplicatedServer:
             self._started = True
             return True
         if self._waiting_since is None:
-            self._waiting_since = self._clock()
+            self._waiting_since = time.monotonic()
         primary = named_primary(self._url)
         port = primary[1] if primary else self._files.port
-        late = self._clock() - self._waiting_since > PROMOTION_SECONDS
+        late = time.monotonic() - self._waiting_since > PROMOTION_SECONDS
         if port == self._files.port and not late:
             return False
         self.configure(port)

@@ -105,10 +105,7 @@ class SharedMoments:
     def write(self, moments: Tensor, made: int, rollbacks: int) -> None:
         """Write moments, bfloat16 [n], of an optimizer that made ``made`` steps
         since the training went back ``rollbacks`` times."""
-        for transfer, keys, part in zip(
-            self._transfers, self._keys, self._parts(moments), strict=True
-        ):
-            names = self._chunks(keys, len(part))
+        for transfer, names, part in self._parts(moments):
             transfer.store(zip(names, outgoing(part, split=True, exact=False), strict=True))
         self._nodes[0].set(self._keys[0].moments("steps"), f"{rollbacks}:{made}")
 
@@ -124,21 +121,19 @@ class SharedMoments:
             return None
         moments = new_vector(count)
         try:
-            for transfer, keys, part in zip(
-                self._transfers, self._keys, self._parts(moments), strict=True
-            ):
-                receive(transfer, self._chunks(keys, len(part)), part, split=True, exact=False)
+            for transfer, names, part in self._parts(moments):
+                receive(transfer, names, part, split=True, exact=False)
         except (Missing, WrongLength):
             return None
         return moments, int(made)
 
-    def _parts(self, moments: Tensor) -> list[Tensor]:
-        parts = Cut(len(moments), len(moments), len(self._nodes)).parts
-        return [part.of(moments) for part in parts]
-
-    @staticmethod
-    def _chunks(keys: TensorKeys, floats: int) -> list[str]:
-        return [keys.moments(name) for name in chunk_names(floats, split=True, exact=False)]
+    def _parts(self, moments: Tensor) -> Iterator[tuple[BulkTransfer, list[str], Tensor]]:
+        """Yield the part of each node, with the keys of its chunks."""
+        cut = Cut(len(moments), len(moments), len(self._nodes))
+        for transfer, keys, place in zip(self._transfers, self._keys, cut.parts, strict=True):
+            part = place.of(moments)
+            names = chunk_names(len(part), split=True, exact=False)
+            yield transfer, [keys.moments(name) for name in names], part
 
 
 def _is_count(text: bytes) -> bool:
