@@ -1,4 +1,4 @@
-"""Measure the cost of one hop with different sizes of the kernel's buffers.
+"""Measure the cost of one hop with different sizes of the kernel's send buffer for TCP.
 
     python benchmarks/profile/wire_buffers.py
 
@@ -80,10 +80,9 @@ def main() -> None:
     views = [memory[at : at + CHUNK_BYTES] for at in range(0, len(memory), CHUNK_BYTES)]
     keys = [f"k:{index}" for index in range(MEGABYTES)]
     with server() as (files, process):
-        for url, name in ((files.url, "tcp"), (files.nearest_url, "unix")):
-            for size in SIZES:
-                bulk_transfer.LOCAL_SEND_BUFFER = bulk_transfer.UNIX_SEND_BUFFER = size
-                bulk_transfer.LOCAL_RECEIVE_BUFFER = size
+        for url, name, sizes in ((files.url, "tcp", SIZES), (files.nearest_url, "unix", (0,))):
+            for size in sizes:
+                bulk_transfer.LOCAL_SEND_BUFFER = size
                 client = connect(url)
                 bulk = bulk_transfer.BulkTransfer(client)
                 items = list(zip(keys, views, strict=True))

@@ -11,7 +11,6 @@ from __future__ import annotations
 import select
 import socket
 import ssl
-import struct
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any
@@ -28,16 +27,9 @@ DEPTH = 4
 DRAINED_AFTER = 16
 #: An error of the server is one short line; a longer one is cut off.
 MAX_ERROR_LENGTH = 1 << 12
-#: On one machine, data in a small send buffer is still in the processor's cache when it is
-#: received (benchmarks/profile/).
+#: Bytes of the send buffer for TCP on one machine: data in a small one is still in the processor's
+#: cache when it is received (benchmarks/profile/).
 LOCAL_SEND_BUFFER = 1 << 17
-#: A Unix socket buffers only what waits to be received; a large buffer causes fewer sleeps.
-UNIX_SEND_BUFFER = 1 << 22
-#: Room for data that arrives before the receiver wakes up.
-LOCAL_RECEIVE_BUFFER = 1 << 21
-#: Milliseconds to wait for all expected bytes before fewer are accepted, because the server is
-#: slow or its answer is a short error.
-GATHER_MS = 20
 
 #: Words of a command.
 Command = Sequence[str | bytes | int]
@@ -124,7 +116,7 @@ class BulkTransfer:
         bulk_socket, reusable = self._connected(), False
         try:
             yield bulk_socket
-        except (TimeoutError, BlockingIOError) as error:
+        except TimeoutError as error:
             raise StoreUnavailable("the store does not answer: it took too long") from error
         except OSError as error:
             raise StoreUnavailable(f"the store does not answer: {error}") from error
@@ -161,21 +153,18 @@ class BulkTransfer:
 class BulkSocket:
     """The socket of a redis-py connection. Waits are bounded by its timeout.
 
-    Methods raise :class:`OSError`; :class:`TimeoutError` and :class:`BlockingIOError` report that
-    the timeout expired.
+    Methods raise :class:`OSError`.
     """
 
     def __init__(self, connection: Any) -> None:
         self.connection = connection
         # redis-py has no public access to a connection's socket.
         self._sock: socket.socket = connection._sock
-        self._seconds = self._sock.gettimeout()
         self._tls = isinstance(self._sock, ssl.SSLSocket)
         self._poll = select.poll()
         self._poll.register(self._sock, select.POLLIN)
-        self._gathers, self._least = False, 1
-        if not self._tls:
-            self._tune()
+        if not self._tls and self._sock.family != socket.AF_UNIX and _is_local(self._sock):
+            self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, LOCAL_SEND_BUFFER)
 
     @property
     def quiet(self) -> bool:
@@ -184,10 +173,7 @@ class BulkSocket:
         A server sends nothing without a request, so readable data means that it closed the
         connection. The client may have closed the socket together with all its others.
         """
-        if self.connection._sock is not self._sock:
-            return False
-        self._expect(1)
-        return not self._poll.poll(0)
+        return self.connection._sock is self._sock and not self._poll.poll(0)
 
     def send(self, *parts: memoryview) -> None:
         """Send all parts in order."""
@@ -199,51 +185,19 @@ class BulkSocket:
         while remaining:
             remaining = _after(remaining, self._sock.sendmsg(remaining))
 
-    def receive(self, parts: list[memoryview], least: int = 1) -> int:
-        """Receive into the parts, and return the number of bytes, at least 1.
-
-        On one machine the call wakes up when ``least`` bytes have arrived or :data:`GATHER_MS`
-        have passed.
-        """
-        if self._tls:
-            count = self._sock.recv_into(parts[0])
-        elif self._gathers:
-            self._await(least)
-            count = self._sock.recvmsg_into(parts, 0, socket.MSG_DONTWAIT)[0]
-        else:
-            count = self._sock.recvmsg_into(parts)[0]
+    def receive(self, parts: list[memoryview]) -> int:
+        """Receive into the parts, and return the number of bytes, at least 1."""
+        sock = self._sock
+        count = sock.recv_into(parts[0]) if self._tls else sock.recvmsg_into(parts)[0]
         if not count:
             raise ConnectionResetError("the connection was closed")
         return count
 
-    def _await(self, least: int) -> None:
-        self._expect(least)
-        if least > 1 and self._poll.poll(GATHER_MS):
-            return
-        self._expect(1)
-        if not self._poll.poll(None if self._seconds is None else self._seconds * 1000):
-            raise TimeoutError
 
-    def _expect(self, least: int) -> None:
-        if self._gathers and least != self._least:
-            self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, least)
-            self._least = least
-
-    def _tune(self) -> None:
-        """Set buffer sizes for one machine; between machines the kernel's own are better."""
-        sock, seconds = self._sock, self._seconds
-        if seconds is not None:
-            # With a Python timeout, every call first polls the socket; the kernel's does not.
-            timeout = struct.pack("ll", int(seconds), int(seconds % 1 * 1e6))
-            sock.settimeout(None)
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, timeout)
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, timeout)
-        if sock.family == socket.AF_UNIX:
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, UNIX_SEND_BUFFER)
-        elif sock.getpeername()[0] == sock.getsockname()[0]:
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, LOCAL_SEND_BUFFER)
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, LOCAL_RECEIVE_BUFFER)
-            self._gathers = True
+def _is_local(sock: socket.socket) -> bool:
+    """Return True if a connection by TCP leads to this machine."""
+    local: bool = sock.getpeername()[0] == sock.getsockname()[0]
+    return local
 
 
 def _following(index: int) -> slice:
@@ -285,9 +239,9 @@ def _receive_string(bulk_socket: BulkSocket, index: int, target: memoryview) -> 
     head = b"$%d\r\n" % target.nbytes
     frame = memoryview(bytearray(len(head) + 2))
     parts = [frame[: len(head)], target, frame[len(head) :]]
-    received, total = 0, target.nbytes + frame.nbytes
+    received = 0
     while parts:
-        count = bulk_socket.receive(parts, total - received)
+        count = bulk_socket.receive(parts)
         parts, before, received = _after(parts, count), received, received + count
         seen = min(received, len(head))
         if before < len(head) and frame[:seen] != head[:seen]:
