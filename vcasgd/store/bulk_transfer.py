@@ -1,18 +1,17 @@
 """Transfer of many megabytes between this process's memory and a server, without a Python copy.
 
-Bulk data uses connections of its own. redis-py connects, authenticates, speaks TLS and finds the
-primary. It can't receive a string into existing memory or send several buffers in one system call,
-so :class:`BulkSocket` uses the connection's socket directly for ``SET`` and ``GET``, whose answers
+redis-py connects, authenticates, speaks TLS, finds the primary, and keeps idle connections. It
+can't receive a string into existing memory or send several buffers in one system call, so
+:class:`BulkSocket` uses the connection's socket directly for ``SET`` and ``GET``, whose answers
 have a known length.
 """
 
 from __future__ import annotations
 
-import select
 import socket
 import ssl
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from typing import Any
 
 from vcasgd.errors import StoreUnavailable
@@ -53,7 +52,7 @@ class WrongLength(Exception):
 
 
 class BulkTransfer:
-    """Bulk reads and writes over idle connections that the client keeps.
+    """Bulk reads and writes over connections of the client.
 
     Thread-safe: concurrent calls use different connections. A connection is not used again after
     an error. Every wait is bounded by the client's socket timeout. Methods raise
@@ -113,41 +112,22 @@ class BulkTransfer:
 
     @contextmanager
     def _socket(self) -> Iterator[BulkSocket]:
-        bulk_socket, reusable = self._connected(), False
+        pool = self._client.connection_pool
+        with mapped_errors():
+            connection = pool.get_connection()
+        reusable = False
         try:
-            yield bulk_socket
+            yield BulkSocket(connection)
+            reusable = True
         except TimeoutError as error:
             raise StoreUnavailable("the store does not answer: it took too long") from error
         except OSError as error:
             raise StoreUnavailable(f"the store does not answer: {error}") from error
-        else:
-            reusable = True
-            self._client.idle_bulk.append(bulk_socket)
         finally:
             # After an early end of the exchange, answers may still arrive.
             if not reusable:
-                self._discard(bulk_socket)
-
-    def _connected(self) -> BulkSocket:
-        with suppress(IndexError):
-            while True:
-                bulk_socket: BulkSocket = self._client.idle_bulk.pop()
-                if self._client.leads_to_server(bulk_socket.connection) and bulk_socket.quiet:
-                    return bulk_socket
-                self._discard(bulk_socket)
-        with mapped_errors():
-            connection = self._client.connection_pool.get_connection()
-        try:
-            return BulkSocket(connection)
-        except OSError as error:
-            # The connection was reset right after it had signed in.
-            connection.disconnect()
-            self._client.connection_pool.release(connection)
-            raise StoreUnavailable(f"the store does not answer: {error}") from error
-
-    def _discard(self, bulk_socket: BulkSocket) -> None:
-        bulk_socket.connection.disconnect()
-        self._client.connection_pool.release(bulk_socket.connection)
+                connection.disconnect()
+            pool.release(connection)
 
 
 class BulkSocket:
@@ -161,19 +141,8 @@ class BulkSocket:
         # redis-py has no public access to a connection's socket.
         self._sock: socket.socket = connection._sock
         self._tls = isinstance(self._sock, ssl.SSLSocket)
-        self._poll = select.poll()
-        self._poll.register(self._sock, select.POLLIN)
         if not self._tls and self._sock.family != socket.AF_UNIX and _is_local(self._sock):
             self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, LOCAL_SEND_BUFFER)
-
-    @property
-    def quiet(self) -> bool:
-        """True if the connection is open and nothing can be read.
-
-        A server sends nothing without a request, so readable data means that it closed the
-        connection. The client may have closed the socket together with all its others.
-        """
-        return self.connection._sock is self._sock and not self._poll.poll(0)
 
     def send(self, *parts: memoryview) -> None:
         """Send all parts in order."""

@@ -6,7 +6,6 @@ import logging
 import re
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from functools import cache
@@ -67,9 +66,8 @@ class RedisClient(redis.Redis):
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
-        #: Idle connections of :class:`~vcasgd.store.bulk_transfer.BulkTransfer`.
-        self.idle_bulk: deque[Any] = deque()
-        #: Bytes of the strings that it has received. Several threads add to the number.
+        #: Bytes of the strings that :class:`~vcasgd.store.bulk_transfer.BulkTransfer` has received.
+        #: Several threads add to the number.
         self.bulk_received = 0
         self._bulk_lock = threading.Lock()
 
@@ -117,12 +115,6 @@ class RedisClient(redis.Redis):
         client.replication, client.waits = self.replication, self.replication is not None
         client.over_limit = self.over_limit
         return client
-
-    def leads_to_server(self, connection: Any) -> bool:
-        """Return True if an idle connection leads to the same server as a new one would."""
-        pool: Any = self.connection_pool
-        primary = getattr(pool, "master_address", None)  # only Sentinel pools have it
-        return primary is None or primary == (connection.host, connection.port)
 
     @property
     def replicated(self) -> bool:

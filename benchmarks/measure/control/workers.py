@@ -177,11 +177,8 @@ class LightWorker:
             batch=1.0,
         )
         self._sender.push(header, epoch, PAYLOAD)
-        # A process may open 20,000 files, and its workers two connections each.
-        while self._tensors.idle_bulk:
-            connection = self._tensors.idle_bulk.pop().connection
-            connection.disconnect()
-            self._tensors.connection_pool.release(connection)
+        # A process may open 20,000 files.
+        self._tensors.connection_pool.disconnect(inuse_connections=False)
         self._pushed = (lease.number, epoch, header.stop, header.update)
         self._position += 1
         self.pushes += 1
