@@ -108,6 +108,35 @@ def test_a_new_worker_knows_the_scheduler_after_its_first_step(
     assert rates[-2 * steps :] == [0.1] * steps + [0.05] * steps
 
 
+@pytest.mark.parametrize("dropped", [1, 63])
+def test_a_scheduler_has_the_steps_of_the_loop(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dropped: int
+) -> None:
+    # Given a loader that drops the last batch of an epoch, whose samples count in a job
+    rates: list[float] = []
+    monkeypatch.setattr(FewPoints, "rates", rates, raising=False)
+    monkeypatch.setattr(FewPoints, "samples", 256 + dropped)
+    note = "scheduler.step(); task.rates.append(optimizer.param_groups[0]['lr'])"
+    scheduler = f"{LR}OneCycleLR(optimizer, 0.4, epochs={EPOCHS}, steps_per_epoch=4)"
+    source = LOOP.format(by_step=note, by_epoch="pass", epochs=EPOCHS)
+    source = source.replace("shuffle=True", "shuffle=True, drop_last=True")
+    task = loop_script(
+        tmp_path, source, optimizer=f"{SGD}; scheduler = {scheduler}", task=FewPoints
+    )
+
+    simulated(task, 1, epochs=EPOCHS)
+
+    # Then they are trained with the rate that follows
+    optimizer = torch.optim.SGD([torch.zeros(1)])
+    plain = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.4, epochs=EPOCHS, steps_per_epoch=4)
+    expected = [optimizer.param_groups[0]["lr"]]
+    for _ in range(EPOCHS * 4):
+        optimizer.step()
+        plain.step()
+        expected.append(optimizer.param_groups[0]["lr"])
+    assert list(dict.fromkeys(rates)) == pytest.approx(expected[: 8 + (dropped > 1)])
+
+
 def test_a_loop_that_stores_its_scheduler(tmp_path: Path) -> None:
     path = tmp_path / "scheduler.pt"
     save = f"torch.save(scheduler.state_dict(), '{path}')"

@@ -251,7 +251,9 @@ class BatchLoader:
         script.start()
 
     def _watch_schedulers(self) -> None:
-        self._schedulers = LoopSchedulers(self._parts)
+        known = self._loader is not None and not is_stream(self._loader.dataset)
+        steps = -(-len(self) // self._accumulation) if known else None
+        self._schedulers = LoopSchedulers(self._parts, steps)
         self._task.scheduled = self._schedulers.options
 
     def _begin(self, *, ends_step: bool, weight: float = 1.0) -> None:

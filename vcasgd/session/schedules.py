@@ -118,12 +118,14 @@ _WATCHED_STEPS = 50
 class LoopSchedulers:
     """Schedulers of ``optimizers`` that a loop steps itself, after each of its steps or epochs.
 
-    In a job, its calls are noted and replayed, because they count the steps of one worker. Raises
-    :class:`SpecError` for a scheduler that follows a metric.
+    In a job, its calls are noted and replayed, because they count the steps of one worker.
+    ``own_steps`` are the steps of an epoch on one machine, if those of the job may be others: a
+    loader can drop the last batch. Raises :class:`SpecError` for a scheduler that follows a metric.
     """
 
-    def __init__(self, optimizers: Sequence[Optimizer]) -> None:
+    def __init__(self, optimizers: Sequence[Optimizer], own_steps: int | None) -> None:
         self._optimizers, self._found = optimizers, schedulers_of(optimizers)
+        self._own_epoch_steps = own_steps
         self._own_steps = [each.step for each in self._found]
         #: True for each scheduler that the loop calls after its epochs; None until that is known.
         self._by_epoch: list[bool | None] = [None] * len(self._found)
@@ -184,9 +186,11 @@ class LoopSchedulers:
 
     def _new_replay(self, by_epoch: list[bool]) -> Replay:
         def advance(step: int) -> None:
-            ends = (step + 1) % self._epoch_steps == 0
+            batch, own = step % self._epoch_steps, self._own_epoch_steps or self._epoch_steps
+            ends = batch + 1 == self._epoch_steps
+            calls = (own if ends else min(batch + 1, own)) - min(batch, own)
             for make, at_ends in zip(self._own_steps, by_epoch, strict=True):
-                if ends or not at_ends:
+                for _ in range(ends if at_ends else calls):
                     make()
 
         return Replay(self._optimizers, self._found, advance, self._first)
