@@ -182,6 +182,7 @@ CLIPS = "torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)"
         ("model[0].bias.grad.clamp_(-len(batch), 0.1)", {}, "hooks or the loop"),
         ("smoothed(model)", {}, "hooks or the loop"),
         ("model[0].bias.grad = None", {}, None),
+        ("torch.autograd.grad(model(batch[0]).sum(), model[0].weight)", {}, None),
         ("[p.grad.zero_() for p in model.parameters() if p.grad is not None]", {}, None),
         ("g = [p.grad for p in model.parameters() if p.grad is not None]", {}, "hooks or the loop"),
     ],

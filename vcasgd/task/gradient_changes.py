@@ -321,7 +321,11 @@ def _flow(statements: Iterable[ast.AST]) -> tuple[set[str], set[str]]:
 
 
 def _uses(node: ast.AST) -> list[ast.AST]:
-    return [n for n in ast.walk(node) if isinstance(n, ast.Attribute) and n.attr == "grad"]
+    nodes = list(ast.walk(node))
+    # Such as torch.autograd.grad, whose gradients are no optimizer's.
+    functions = {id(n.func) for n in nodes if isinstance(n, ast.Call)}
+    grads = (n for n in nodes if isinstance(n, ast.Attribute) and n.attr == "grad")
+    return [n for n in grads if id(n) not in functions]
 
 
 def _derived(statements: Iterable[ast.AST]) -> set[str]:
