@@ -9,7 +9,9 @@ from typing import Any
 
 import pytest
 import torch
+from compat.test_batches import LargeNormalized
 from support.compat import (
+    FewPoints,
     Metrics,
     Points,
     assert_as_plain,
@@ -323,6 +325,49 @@ def test_what_a_worker_only_measures_does_not_travel() -> None:
 
     assert Layout.from_json(facts.layout).beside == []
     assert facts.min_local_batch == 2
+
+
+#: A script that has looked at its data and tried its model before it trains.
+LOOKS = """
+points, labels = next(iter(DataLoader(data, 64)))
+answers = model(points)
+for points, labels in session.loader(data, 64):
+    optimizer.zero_grad()
+    answers = model(points)
+    torch.nn.functional.cross_entropy(answers, labels).backward()
+    optimizer.step()
+"""
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_what_a_script_keeps_of_a_batch_is_no_state(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, workers: int
+) -> None:
+    monkeypatch.setattr(FewPoints, "samples", 1000)
+    task = loop_script(tmp_path, LOOKS, FewPoints)
+
+    assert Layout.from_json(facts_of(task(), workers).layout).beside == []
+    assert simulated(task, workers, epochs=1)["loss"] < 3
+
+
+#: A loop with an average of a model, whose normalization has constant parameters at first.
+AVERAGES = """
+average = copy.deepcopy(model)
+for batch in session.loader(data, 64):
+    optimizer.zero_grad()
+    task.loss(model, batch).backward()
+    optimizer.step()
+    with torch.no_grad():
+        for mine, its in zip(average.parameters(), model.parameters()):
+            mine.lerp_(its, 0.05)
+"""
+
+
+def test_constant_parameters_of_a_copy_are_copies(tmp_path: Path) -> None:
+    facts = facts_of(loop_script(tmp_path, AVERAGES, LargeNormalized)())
+
+    assert facts.min_local_batch == 16
+    assert kinds_of(facts)["beside:average.1.bias"] is TensorKind.STATISTIC
 
 
 def test_what_a_module_keeps_of_its_last_batch_is_no_state() -> None:

@@ -168,7 +168,7 @@ class StateSearch:
         self._most = MAX_MULTIPLE * layout.parameters + MAX_MORE
         trained = {e.name for e in layout.entries if e.kind is TensorKind.PARAMETER}
         tensors = parameters_of(module)
-        self._trained = [tensors[name] for name in trained]
+        self._trained = {name: tensors[name] for name in trained}
         self.beside = Beside(task.variables(), module)
         frozen = {name: each for name, each in tensors.items() if not each.requires_grad}
         adapted = any(map(_ADAPTERS.search, trained))
@@ -201,6 +201,7 @@ class StateSearch:
         for name, before in self._before.items():
             after = present.get(name)
             if after is None or after.shape != before.shape or after.dtype != before.dtype:
+                self._changed.discard(name)
                 continue
             if not torch.equal(after.detach(), before):
                 if bool(before.isfinite().all()):
@@ -208,6 +209,10 @@ class StateSearch:
                     self._changed.add(name)
                 with torch.no_grad():
                     after.copy_(before)
+
+    def has_batches(self, size: int) -> bool:
+        """Return True if what has changed may only be made of a batch of ``size`` samples."""
+        return any(self._before[name].shape[:1] == (size,) for name in self._changed)
 
     def moved(self, known: Mapping[str, bool]) -> dict[str, bool]:
         """Return the names of the others that travel, each with False."""
@@ -219,22 +224,20 @@ class StateSearch:
         return {name: each for name, each in others.items() if each.numel() <= self._most}
 
     def copies(self, known: Mapping[str, bool]) -> set[str]:
-        """Return the names of copies of trained parameters, and of what is beside them.
-
-        Constant tensors, such as biases of 0, may be equal by accident.
-        """
+        """Return the names of copies of trained parameters, and of what is beside them."""
         others = self._others(known)
-        owners = {_owner(name) for name, each in others.items() if self._is_copy(each)}
+        owners = {_owner(name) for name, each in others.items() if self._is_copy(name, each)}
         return {name for name, each in others.items() if _owner(name) in owners and _is_float(each)}
 
-    def _is_copy(self, tensor: Tensor) -> bool:
-        if not _is_float(tensor) or tensor.numel() < 2:
+    def _is_copy(self, name: str, tensor: Tensor) -> bool:
+        if not _is_float(tensor) or not tensor.numel():
             return False
-        if bool((tensor == tensor.flatten()[0]).all()):
-            return False
+        # Constant tensors, such as biases of 0, may be equal by accident.
+        constant = bool((tensor == tensor.flatten()[0]).all())
         return any(
             tensor.shape == each.shape and torch.equal(tensor.detach().to(each), each.detach())
-            for each in self._trained
+            for trained, each in self._trained.items()
+            if not constant or name.endswith(f".{trained}")
         )
 
 

@@ -22,7 +22,7 @@ from vcasgd.learning.base import (
 from vcasgd.learning.beside import Beside, StateSearch, WholeState
 from vcasgd.learning.buffers import declared_buffers, unexplained_buffers
 from vcasgd.learning.layout import BESIDE, FLOATS, Layout, TensorKind, is_double
-from vcasgd.learning.training import build
+from vcasgd.learning.training import batch_size_of, build
 from vcasgd.learning.vector import (
     Floats,
     exact_parameters,
@@ -94,11 +94,16 @@ class LocalModel:
             named[entry.name] for entry in self.layout.entries if entry.kind is TensorKind.PARAMETER
         ]
 
-    def find_state(self, optimizer: Callable[[], Optimizer], probe: Callable[[], None]) -> None:
+    def find_state(
+        self,
+        optimizer: Callable[[], Optimizer],
+        probe: Callable[[], None],
+        probe_part: Callable[[], None],
+    ) -> None:
         """Find out which frozen parameters and tensors beside the model have to travel, too.
 
-        ``optimizer()`` makes an optimizer, and ``probe()`` some local steps, whose effect on them
-        and on the model is undone. Both are called only if they are needed.
+        ``optimizer()`` makes an optimizer, ``probe()`` some local steps, and ``probe_part()`` one
+        with a part of a batch. The effect of steps is undone. All are called only if needed.
         """
         search = StateSearch(self._task, self.module, self.layout)
         if not search.options:
@@ -106,14 +111,19 @@ class LocalModel:
         self._move(search.beside)
         carried = search.trained(optimizer())
         if search.is_unclear(carried):
-            with self.undone():
-                search.note()
-                probe()
-                search.undo()
+            self._observe(search, probe)
+            if search.has_batches(batch_size_of(self._task)):
+                self._observe(search, probe_part)
         moved = search.moved(carried)
         others = moved.keys() - search.copies(carried)
         self._changing = sorted(name for name in others if name.startswith(BESIDE))
         self._carry(carried | moved, search.beside)
+
+    def _observe(self, search: StateSearch, probe: Callable[[], None]) -> None:
+        with self.undone():
+            search.note()
+            probe()
+            search.undo()
 
     @contextmanager
     def undone(self) -> Iterator[None]:

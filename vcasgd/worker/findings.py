@@ -308,7 +308,11 @@ class Findings:
         """Find out what travels with the model, before any training."""
         if self._spec.workers.gpus != 1:
             return
-        self._model.find_state(self._new_optimizer, lambda: self.trial.change_state())
+        self._model.find_state(
+            self._new_optimizer,
+            lambda: self.trial.change_state(),
+            lambda: self.trial.change_by_part(),
+        )
         # It depends on the size of the model.
         self._plan = None
         self.use_layout()

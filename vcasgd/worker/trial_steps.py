@@ -94,6 +94,12 @@ class TrialSteps:
         size = batch_size_of(self.task)
         self._load_and_train(0, min(STATE_STEPS * size, self.plan.size(0)))
 
+    def change_by_part(self) -> None:
+        """Make a step with fewer samples, as the job makes them; the caller undoes it."""
+        size = batch_size_of(self.task)
+        part = self.plan.samples % size if self.spec.workers.max == 1 else size // 2
+        self._load_and_train(0, max(part, self.task.min_local_batch or MIN_BATCH))
+
     def kinds_of(self, state: nn.Module, names: list[str]) -> BufferKinds:
         """Return how versions merge the buffers ``names`` of ``state``, all that a step changes."""
         buffers = buffers_of(state)
