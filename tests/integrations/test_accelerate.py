@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from support.batches import trained_on
+from support.compat import simulated
 from torch import nn
 from torch.nn import functional as F
 from torch.utils.data import default_collate
@@ -102,6 +103,15 @@ def test_local_steps_are_those_of_the_loop(
 
     expected = trained_loop(example, batch, count=5, epoch_steps=epoch_steps)
     assert_same(trained_interval(example, batch, 5, epoch_steps), expected, example.model())
+
+
+def test_simulated_workers_accumulate_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", sys.argv)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+
+    ends = simulated(lambda: load("train.py", {"accumulate": 4}, EXAMPLE), 2, max_steps=40)
+
+    assert ends["loss"] < 2
 
 
 def test_steps_of_a_scaler_are_those_of_a_loop_with_it(

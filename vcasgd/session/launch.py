@@ -54,9 +54,12 @@ def seen_by_accelerate(loader: Any, batches: Iterator[Any]) -> Iterator[Any]:
     from accelerate.state import GradientState
 
     state = GradientState()
-    state._add_dataloader(loader)
     try:
-        yield from batches
+        for batch in batches:
+            # Again for each: simulated workers share the state.
+            state._remove_dataloader(loader)
+            state._add_dataloader(loader)
+            yield batch
     finally:
         state._remove_dataloader(loader)
 
