@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -23,6 +24,7 @@ from support.compat import (
 )
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.optim import Optimizer
 from torch.utils.data import Dataset
 
 from vcasgd.errors import SpecError
@@ -194,6 +196,13 @@ class Spectral(Points):
         return super().evaluate(model, batch) | {"length": length}
 
 
+class FusedSpectral(Spectral):
+    """The same with an optimizer whose steps leave the versions of tensors alone."""
+
+    def optimizer(self, parameters: Iterable[nn.Parameter]) -> Optimizer:
+        return torch.optim.AdamW(parameters, lr=3e-3, fused=True)
+
+
 class Quantized(ByLoss):
     """Features are quantized by a codebook of moving averages (van den Oord et al. 2017)."""
 
@@ -259,7 +268,11 @@ def test_the_mean_of_too_many_directions_is_said(monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.mark.parametrize(
-    ("task", "names"), [(Queued, "queue"), (Quantized, "sizes"), (WithCentre, ""), (Spectral, "")]
+    ("task", "names"),
+    [
+        *[(Queued, "queue"), (Quantized, "sizes"), (WithCentre, "")],
+        *[(Spectral, ""), (FusedSpectral, "")],
+    ],
 )
 def test_buffers_of_whole_batches_leave_one_worker(task: type[Points], names: str) -> None:
     facts = facts_of(task())

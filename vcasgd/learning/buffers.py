@@ -249,8 +249,9 @@ def untouched(module: nn.Module) -> Iterator[Callable[[], None]]:
                 if name not in kept:
                     continue
                 value, before, version = kept[name]
-                # What didn't change keeps its version, by which changes of the base are noticed.
-                changed = each is not before or each._version != version
+                # What didn't change keeps its version, by which changes of the base are noticed. A
+                # fused optimizer doesn't change those of parameters.
+                changed = each.requires_grad or each is not before or each._version != version
                 if changed and each.shape == value.shape:
                     each.copy_(value)
 
