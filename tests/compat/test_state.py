@@ -329,22 +329,24 @@ def test_what_a_worker_only_measures_does_not_travel() -> None:
 
 #: A script that has looked at its data and tried its model before it trains.
 LOOKS = """
-points, labels = next(iter(DataLoader(data, 64)))
+points, labels = next(iter(DataLoader(data, {size})))
 answers = model(points)
-for points, labels in session.loader(data, 64):
-    optimizer.zero_grad()
+batches = session.loader(data, {size}, gradient_accumulation_steps=64 // {size})
+for points, labels in batches:
     answers = model(points)
-    torch.nn.functional.cross_entropy(answers, labels).backward()
-    optimizer.step()
+    (torch.nn.functional.cross_entropy(answers, labels) * {size} / 64).backward()
+    if batches.ends_step:
+        optimizer.step()
+        optimizer.zero_grad()
 """
 
 
-@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize(("workers", "size"), [(1, 64), (2, 64), (2, 16)])
 def test_what_a_script_keeps_of_a_batch_is_no_state(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, workers: int
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, workers: int, size: int
 ) -> None:
     monkeypatch.setattr(FewPoints, "samples", 1000)
-    task = loop_script(tmp_path, LOOKS, FewPoints)
+    task = loop_script(tmp_path, LOOKS.format(size=size), FewPoints)
 
     assert Layout.from_json(facts_of(task(), workers).layout).beside == []
     assert simulated(task, workers, epochs=1)["loss"] < 3

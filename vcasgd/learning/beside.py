@@ -210,9 +210,10 @@ class StateSearch:
                 with torch.no_grad():
                     after.copy_(before)
 
-    def has_batches(self, size: int) -> bool:
-        """Return True if what has changed may only be made of a batch of ``size`` samples."""
-        return any(self._before[name].shape[:1] == (size,) for name in self._changed)
+    def has_batches(self, sizes: Container[int]) -> bool:
+        """Return True if what has changed may only be made of a batch with one of these sizes."""
+        shapes = [self._before[name].shape for name in self._changed]
+        return any(shape[0] in sizes for shape in shapes if shape)
 
     def moved(self, known: Mapping[str, bool]) -> dict[str, bool]:
         """Return the names of the others that travel, each with False."""

@@ -97,7 +97,8 @@ class TrialSteps:
     def change_by_part(self) -> None:
         """Make a step with fewer samples, as the job makes them; the caller undoes it."""
         size = batch_size_of(self.task)
-        part = self.plan.samples % size if self.spec.workers.max == 1 else size // 2
+        # Of an odd number, micro-batches have another size, too.
+        part = self.plan.samples % size if self.spec.workers.max == 1 else size // 2 | 1
         self._load_and_train(0, max(part, self.task.min_local_batch or MIN_BATCH))
 
     def kinds_of(self, state: nn.Module, names: list[str]) -> BufferKinds:
