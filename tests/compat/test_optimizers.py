@@ -58,7 +58,7 @@ OPTIMIZERS: dict[str, MakeOptimizer] = {
     "own": lambda of: Lamb(of, lr=3e-3),
     "schedule-free": lambda of: ScheduleFree(of, lr=0.3),
     "by hand": lambda of: ByHand(of, lr=3e-3),
-    "lazy": lambda of: Lazy(of, lr=3e-2),
+    "lazy": lambda of: Lazy(of, lr=5e-2),
     "inherited": lambda of: Clamped(of, lr=1e-3),
     # A class of its own, because a job patches it, which the next twin can't use.
     "wrapped": lambda of: type("Wrapped", (Lookahead,), {})(torch.optim.RMSprop(of, lr=1e-3)),
@@ -136,10 +136,10 @@ class Lazy(Optimizer):
         owned = self.param_groups[0]["params"]
         if self.momentum is None:
             self.momentum = [torch.zeros_like(each) for each in owned]
-            self.first = torch.nn.utils.get_total_norm([each.grad for each in owned])
+            self.first = [each.clone() for each in owned]
         self.norms.append(float(torch.nn.utils.get_total_norm([each.grad for each in owned])))
         for each, momentum in zip(owned, self.momentum, strict=True):
-            momentum.lerp_(each.grad / (self.first + max(self.norms)), 0.1)
+            momentum.lerp_(each.grad / self.norms[-1], 0.1)
             each.sub_(momentum, alpha=self.param_groups[0]["lr"])
 
 
