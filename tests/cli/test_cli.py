@@ -334,6 +334,8 @@ def test_commands_name_an_unknown_job_or_instance(run: Run) -> None:
 
 def test_a_job_is_found_by_its_name_or_the_start_of_its_id(run: Run, api: Api) -> None:
     job = api.submit()
+    assert_refused(run("cancel", ""), "there is nothing at")
+    assert api.jobs.get(job).state == "starting", "an empty text is no start"
     assert parsed(run("show", "digits", "--json"))["id"] == job
     assert parsed(run("show", job[:-3], "--json"))["id"] == job
     assert_refused(run("show", job[1:]), f"there is no job {job[1:]}")

@@ -169,7 +169,8 @@ class Client:
         try:
             return self._api.get(Job, path_of("jobs", job)).bound(self._api)
         except NotFound:
-            found = self._jobs_called(job)
+            # Every ID starts with an empty text, such as that of an unset variable.
+            found = self._jobs_called(job) if job else []
             if not found:
                 raise
         if len(found) > 1:
