@@ -240,7 +240,7 @@ class Unauthorized(ApiError):
 
 
 class Forbidden(ApiError):
-    """The token's scope is not sufficient, or another site sent the request."""
+    """The token's scope or limit is not sufficient, or another site sent the request."""
 
     default_status = 403
 

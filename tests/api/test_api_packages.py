@@ -91,11 +91,12 @@ def test_a_token_uploads_a_limited_amount_in_a_day(api: Api, http: httpx.Client)
     # Then a new package of it is refused, until another user has stored it
     with api.http(created["token"]) as own:
         refused = own.put(path, content=data)
-        assert refused.status_code == 429
-        assert refused.json()["detail"].startswith("the token ann has uploaded 20 GB")
+        assert refused.status_code == 403, "not a status after which clients send it again"
+        assert "20 GB of packages within a day" in refused.json()["detail"]
         assert http.head(path).status_code == 404
         assert http.put(path, content=data).status_code == 200
         assert own.put(path, content=data).status_code == 200
+    assert ApiTokens(api.connection).count_upload("ann", 0) == MAX_UPLOADED_BYTES
 
 
 def test_directory_is_packed_uploaded_and_submitted(

@@ -13,7 +13,15 @@ from fastapi.responses import StreamingResponse
 from vcasgd.api.access import READ, SUBMIT, CallerDep, JobDep, Services, ServicesDep
 from vcasgd.api.convert import checkpoint_rows
 from vcasgd.api.problems import documented
-from vcasgd.errors import ApiError, CheckpointDamaged, Conflict, NotFound, PackageError
+from vcasgd.errors import (
+    ApiError,
+    CheckpointDamaged,
+    Conflict,
+    Forbidden,
+    NotFound,
+    PackageError,
+    VcasgdError,
+)
 from vcasgd.limits import MAX_UPLOADED_BYTES
 from vcasgd.schemas.history import BEST, LAST, CheckpointRow, chosen
 from vcasgd.schemas.jobs import DIGEST_PATTERN
@@ -107,14 +115,19 @@ def _store(services: Services, token: str, digest: str, data: bytes, limit: int)
     check(data, limit)
     if services.storage.has(object_name(digest)):
         return
-    if services.tokens.count_upload(token, len(data)) > MAX_UPLOADED_BYTES:
-        raise ApiError(
-            f"the token {token} has uploaded {MAX_UPLOADED_BYTES / 1e9:g} GB of packages within a "
-            "day, which is its limit",
-            remedy="list files that are not code in .vcasgdignore, and try again tomorrow",
-            status=status.HTTP_429_TOO_MANY_REQUESTS,
-        )
-    services.storage.put(object_name(digest), data)
+    total = services.tokens.count_upload(token, len(data))
+    try:
+        if total > MAX_UPLOADED_BYTES:
+            # Clients would send it again after a 429.
+            raise Forbidden(
+                f"the token {token} may upload {MAX_UPLOADED_BYTES / 1e9:g} GB of packages within "
+                "a day, and has no room for this one",
+                remedy="list files that are not code in .vcasgdignore, or try again tomorrow",
+            )
+        services.storage.put(object_name(digest), data)
+    except VcasgdError:
+        services.tokens.count_upload(token, -len(data))
+        raise
 
 
 @router.get(

@@ -125,7 +125,10 @@ class ApiTokens:
         return {name.decode(): float(at) for name, at in uses.items()}
 
     def count_upload(self, name: str, size: int) -> int:
-        """Count an upload with a token, and return the bytes of its uploads within a day."""
+        """Add to the bytes that a token uploads within a day, and return them.
+
+        Take those of an upload that is not stored back with a negative ``size``.
+        """
         key = names.uploads(name)
         with self._ledger.pipeline(transaction=True) as pipe:
             pipe.incrby(key, size)
