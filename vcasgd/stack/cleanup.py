@@ -168,6 +168,8 @@ class _Ending:
     def __init__(self, provider: Provider[Any], known: Iterable[str]) -> None:
         self.provider = provider
         self._asked: set[str] = set()
+        #: Machines of calls that the provider will always refuse.
+        self._refused: set[str] = set()
         self._left = list(known)
         self._quiet = 0
         self._why: str | None = None
@@ -181,12 +183,13 @@ class _Ending:
     @property
     def unended(self) -> Unended | None:
         """Machines that may still run."""
-        if self._quiet >= QUIET_LOOKS:
+        if self._quiet >= QUIET_LOOKS and not self._left:
             return None
         return Unended(self.provider.name, tuple(self._left), self._why or "they are still listed")
 
     def look(self, progress: Callable[[str], None]) -> None:
         """List the machines, and end those that appeared."""
+        before, self._quiet = self._quiet, 0
         try:
             machines = self.provider.machines()
             # One that leaves after it was asked to is at its end.
@@ -195,25 +198,29 @@ class _Ending:
                 for one in machines
                 if one.state is not MachineState.LEAVING or one.id not in self._asked
             ]
-            self._why = None
-            if self._left:
-                progress(f"{self.provider.name}: ending {', '.join(self._left)}")
-                for start in range(0, len(self._left), self.provider.max_terminated):
-                    self._end(self._left[start : start + self.provider.max_terminated])
+            some = [one for one in self._left if one not in self._refused]
+            if not some:
+                self._quiet = before + 1
+                return
+            if not self._refused:
+                self._why = None
+            progress(f"{self.provider.name}: ending {', '.join(some)}")
+            for start in range(0, len(some), self.provider.max_terminated):
+                self._end(some[start : start + self.provider.max_terminated])
         except FleetError as error:
-            self._take(error)
-        self._quiet = 0 if self._left or self._why else self._quiet + 1
+            self._why, self._useless = str(error), not error.retryable
 
     def _end(self, machines: Sequence[str]) -> None:
         """End machines in one call. One that can't be ended keeps no other one alive."""
         try:
             self.provider.terminate(*machines)
-            self._asked.update(machines)
         except FleetError as error:
-            self._take(error)
-
-    def _take(self, error: FleetError) -> None:
-        self._why, self._useless = str(error), not error.retryable
+            self._why = str(error)
+            if error.retryable:
+                return
+            # The next look shows which of them stay.
+            self._refused.update(machines)
+        self._asked.update(machines)
 
 
 def _end_all(
