@@ -12,6 +12,7 @@ from support.servers import KINDS
 from support.waiting import PATIENCE, await_truth
 
 from vcasgd.errors import StoreError, StoreUnavailable
+from vcasgd.store.bulk_transfer import BulkTransfer
 from vcasgd.store.connection import RedisClient, connect, patiently, without_secret
 from vcasgd.store.sentinel import SentinelUrl
 
@@ -238,14 +239,19 @@ def test_a_missing_replica_is_tolerated_only_if_the_sentinels_agree(lenient: Rep
     The last test of this service, of which it leaves little.
     """
     client = short_of(lenient)
+    transfer = BulkTransfer(client)
+    transfer.store([(name, memoryview(b"12345678")) for name in ("a", "b")])
     for sentinel in lenient.sentinels[:2]:
         sentinel.kill()
     assert connect(lenient.url).set("key", 1), "one Sentinel is enough to find the primary"
     lenient.nodes[1].kill()
+    loading = transfer.load(["a", "b"], [memoryview(bytearray(8)) for _ in range(2)])
+    next(loading)
 
     with pytest.raises(StoreUnavailable, match="may no longer be the primary"):
         client.set("key", 2)
     assert client.replicated, "what is acknowledged is still on the replica"
+    assert list(loading) == [1], "connections of other threads are theirs to close"
 
 
 def test_a_strict_primary_takes_no_write_without_a_replica(steady: Replicated) -> None:

@@ -214,7 +214,10 @@ def primary_of(
 
     def confirm() -> None:
         if sentinels.confirmed_primary(url.service) != pool.master_address:
-            pool.disconnect()
+            # Another thread that uses one would fail with any error. It gives none back to the pool
+            # that leads elsewhere than to the primary that is named here.
+            pool.disconnect(inuse_connections=False)
+            pool.get_master_address()
             raise redis.ConnectionError("the server may no longer be the primary")
 
     return client, confirm
