@@ -243,9 +243,9 @@ class CloudCache:
             provider = self._provider_of.get(id_)
             if provider is not None and now >= boot.due:
                 call, take = partial(provider.boot_error, id_), partial(_take_report, boot)
-                self._calls.start(CallKind.BOOT_REPORT, provider, id_, call, take)
-                rate = BOOT_REPORTS_PER_SECOND.get(provider.name, float("inf"))
-                boot.due = now + max(BOOT_REPORT_SECONDS, owners[provider] / rate)
+                if self._calls.start(CallKind.BOOT_REPORT, provider, id_, call, take):
+                    rate = BOOT_REPORTS_PER_SECOND.get(provider.name, float("inf"))
+                    boot.due = now + max(BOOT_REPORT_SECONDS, owners[provider] / rate)
         return {id_: boot.value for id_, boot in self._boots.items() if boot.value is not None}
 
     def offers(self, pool: str) -> tuple[tuple[Offer, ...] | None, str | None]:
