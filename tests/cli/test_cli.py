@@ -348,6 +348,9 @@ def test_a_job_is_found_by_its_name_or_the_start_of_its_id(run: Run, api: Api) -
     assert longer not in refused
     assert api.jobs.get(other).state == "starting"
     assert_refused(run("cost", "d"), "d can be 3 jobs")
+    api.submit(name=other[:-1])
+    refused = assert_refused(run("download", other[:-1]), "can be 2 jobs")
+    assert other in refused, "a name hides no job of another user"
 
 
 # -- acting -------------------------------------------------------------------------------------

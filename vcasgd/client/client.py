@@ -182,11 +182,14 @@ class Client:
         return found[0]
 
     def _jobs_called(self, text: str) -> list[Job]:
-        """Return the jobs with this name, else those whose IDs start so."""
+        """Return the jobs with this name, and those whose IDs start so, beside longer names."""
         jobs = self.jobs()
-        return [job for job in jobs if job.name == text] or [
-            job for job in jobs if job.id.startswith(text)
-        ]
+        named = [job for job in jobs if job.name == text]
+        started = [job for job in jobs if job.id.startswith(text)]
+        if named:
+            # What reaches beyond a job's own name means its ID, whatever others name their jobs.
+            started = [job for job in started if not job.name.startswith(text)]
+        return [*named, *started]
 
     def jobs(self, state: str | None = None, limit: int | None = None) -> list[Job]:
         """Return jobs, newest first; all of them without a ``limit``.
