@@ -59,6 +59,7 @@ OPTIMIZERS: dict[str, MakeOptimizer] = {
     "schedule-free": lambda of: ScheduleFree(of, lr=0.3),
     "by hand": lambda of: ByHand(of, lr=3e-3),
     "lazy": lambda of: Lazy(of, lr=5e-2),
+    "parts": lambda of: Parts(of, lr=1e-3),
     "inherited": lambda of: Clamped(of, lr=1e-3),
     # A class of its own, because a job patches it, which the next twin can't use.
     "wrapped": lambda of: type("Wrapped", (Lookahead,), {})(torch.optim.RMSprop(of, lr=1e-3)),
@@ -141,6 +142,26 @@ class Lazy(Optimizer):
         for each, momentum in zip(owned, self.momentum, strict=True):
             momentum.lerp_(each.grad / self.norms[-1], 0.1)
             each.sub_(momentum, alpha=self.param_groups[0]["lr"])
+
+
+class Parts(Optimizer):
+    """An optimizer for each parameter, in a list, with a smaller and smaller weight decay that
+    counts the steps in one tensor, to which the state of each parameter refers."""
+
+    def __init__(self, parameters: Iterable[nn.Parameter], lr: float) -> None:
+        super().__init__(parameters, {"lr": lr})
+        owned = self.param_groups[0]["params"]
+        self.parts = [torch.optim.RMSprop([each], lr=lr) for each in owned]
+        for each in owned:
+            self.state[each]["made"] = self.state[owned[0]].get("made", torch.zeros(()))
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        owned = self.param_groups[0]["params"]
+        self.state[owned[0]]["made"] += 1
+        for each, part in zip(owned, self.parts, strict=True):
+            part.step()
+            each.mul_(1 - 0.01 / float(self.state[each]["made"]))
 
 
 class Lookahead(Optimizer):
@@ -231,7 +252,9 @@ def test_any_optimizer(name: str, workers: int) -> None:
     assert_as_plain(points(OPTIMIZERS[name]), workers, loop=loop)
 
 
-@pytest.mark.parametrize("name", ["by hand", "lazy", "wrapped", "own", "RMSprop", "inherited"])
+@pytest.mark.parametrize(
+    "name", ["by hand", "lazy", "parts", "wrapped", "own", "RMSprop", "inherited"]
+)
 def test_a_step_that_is_made_again_leaves_what_one_step_does(name: str) -> None:
     # Given a worker's optimizer, and one that has the gradients of the whole batch
     models = nn.Linear(3, 2), nn.Linear(3, 2)

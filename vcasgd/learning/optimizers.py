@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim import LBFGS, Optimizer
 
 from vcasgd.errors import SpecError, UserCodeError
@@ -119,30 +119,32 @@ def saved(optimizer: Optimizer) -> Callable[[], None]:
     Groups that were added since have no state.
     """
     attributes = vars(optimizer)
-    parts = optimizer.parts if isinstance(optimizer, OptimizerList) else ()
-    inner = [saved(each) for each in (*attributes.values(), *parts) if isinstance(each, Optimizer)]
+    inner = [saved(each) for value in attributes.values() for each in _optimizers_in(value)]
     parameters = {id(each): each for each in trained_by(optimizer)}
-    states, settings = _copied(dict(optimizer.state), parameters), settings_of(optimizer)
-    kept = {
-        name: _kept(value, parameters)
-        for name, value in attributes.items()
-        if name not in _OF_TORCH
-    }
+    # A wrapper may have none of its own.
+    own: State = getattr(optimizer, "state", {})
+    states = {key: _kept(each, parameters, _copied) for key, each in own.items()}
+    settings = [
+        {name: _kept(each, parameters, _copied) for name, each in group.items() if name != "params"}
+        for group in optimizer.param_groups
+    ]
+    others = attributes.items()
+    kept = {name: _kept(value, parameters) for name, value in others if name not in _OF_TORCH}
 
     @torch.no_grad()
     def restore() -> None:
-        optimizer.state.clear()
-        optimizer.state.update(_copied(states, parameters))
+        present: State = getattr(optimizer, "state", {})
+        present.clear()
+        present.update(_values(states))
         for group, fields in zip(optimizer.param_groups, settings, strict=False):
             for name in group.keys() - fields.keys() - {"params"}:
                 del group[name]
-            group.update(_copied(fields, parameters))
+            group.update(_values(fields))
         for name in attributes.keys() - kept.keys() - _OF_TORCH:
             if _kept(attributes[name], parameters) is not None:
                 delattr(optimizer, name)
-        for name, value in kept.items():
-            if value is not None:
-                setattr(optimizer, name, value())
+        for name, value in _values(kept).items():
+            setattr(optimizer, name, value)
         for each in inner:
             each()
 
@@ -152,41 +154,60 @@ def saved(optimizer: Optimizer) -> Callable[[], None]:
 def settings_of(optimizer: Optimizer) -> list[State]:
     """Return copies of the settings of an optimizer's groups."""
     return [
-        {name: _copied(value, {}) for name, value in group.items() if name != "params"}
+        {
+            name: value.clone() if isinstance(value, Tensor) else copy.copy(value)
+            for name, value in group.items()
+            if name != "params"
+        }
         for group in optimizer.param_groups
     ]
 
 
-def _copied(value: Any, parameters: Mapping[int, Tensor]) -> Any:
-    """Copy what a step may change in place, apart from ``parameters`` by their ids."""
-    if value is None or isinstance(value, int | float | str):
-        return value
-    if isinstance(value, Tensor):
-        return value if id(value) in parameters else value.detach().clone()
-    if type(value) is dict:
-        return {key: _copied(each, parameters) for key, each in value.items()}
-    return copy.deepcopy(value, dict(parameters))
+def _optimizers_in(value: Any) -> list[Optimizer]:
+    parts = value.values() if isinstance(value, dict) else value
+    listed = parts if isinstance(value, list | tuple | dict) else [value]
+    return [each for each in listed if isinstance(each, Optimizer)]
 
 
-def _kept(value: Any, parameters: Mapping[int, Tensor]) -> Callable[[], Any] | None:
-    """Return a function that returns an attribute as it is now; None for one that is no state.
+#: Returns the value that something had; None for what is no state.
+Kept = Callable[[], Any] | None
 
-    Tensors, lists, and dicts stay the same objects, because others can refer to them.
+
+def _values(kept: Mapping[Any, Kept]) -> dict[Any, Any]:
+    return {key: get() for key, get in kept.items() if get is not None}
+
+
+def _copied(value: Any, parameters: Mapping[int, Tensor]) -> Kept:
+    if isinstance(value, nn.Module):
+        return lambda: value
+    content = copy.deepcopy(value, dict(parameters))
+    return lambda: copy.deepcopy(content, dict(parameters))
+
+
+def _kept(
+    value: Any,
+    parameters: Mapping[int, Tensor],
+    other: Callable[[Any, Mapping[int, Tensor]], Kept] = lambda *_: None,
+) -> Kept:
+    """Return a function that returns a value as it is now; that of ``other`` for an object.
+
+    Tensors, lists, and dicts stay the same objects, because others can refer to them. Those of
+    ``parameters``, by their ids, stay as they are.
     """
-    if value is None or isinstance(value, int | float) or id(value) in parameters:
+    if value is None or isinstance(value, int | float | str) or id(value) in parameters:
         return lambda: value
     if isinstance(value, Tensor):
         content = value.detach().clone()
         return lambda: value.copy_(content)
     if not isinstance(value, list | dict):
-        return None
+        return other(value, parameters)
     keys = range(len(value)) if isinstance(value, list) else list(value)
-    parts = {key: _kept(value[key], parameters) for key in keys}
+    parts = {key: _kept(value[key], parameters, other) for key in keys}
     if None in parts.values():
         return None
 
     def restored() -> Any:
-        present = {key: part() for key, part in parts.items() if part is not None}
+        present = _values(parts)
         value.clear()
         if isinstance(value, list):
             value.extend(present.values())
