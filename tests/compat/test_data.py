@@ -217,11 +217,18 @@ class Batches(Dataset):
         return [part[64 * index : 64 * index + 64] for part in data.tensors]
 
 
+class Backwards:
+    def __iter__(self):
+        return reversed(range(64))
+
+
 """
 
 
-def test_samples_that_are_batches(tmp_path: Path) -> None:
-    loop = OWN_BATCHES + own_steps("DataLoader(Batches(), batch_size=None, shuffle=True)")
+@pytest.mark.parametrize("order", ["shuffle=True", "sampler=Backwards()"])
+def test_samples_that_are_batches(tmp_path: Path, order: str) -> None:
+    # Given a loader, whose sampler may have no length
+    loop = OWN_BATCHES + own_steps(f"DataLoader(Batches(), batch_size=None, {order})")
     sgd = "torch.optim.SGD(model.parameters(), lr=0.1)"
 
     ends = simulated(loop_script(tmp_path, loop, optimizer=sgd), 1, epochs=1)

@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
 from functools import partial
+from operator import length_hint
 from types import FrameType
 from typing import Any
 
@@ -251,9 +252,10 @@ class BatchLoader:
         script.start()
 
     def _watch_schedulers(self) -> None:
-        known = self._loader is not None and not is_stream(self._loader.dataset)
-        steps = -(-len(self) // self._accumulation) if known else None
-        self._schedulers = LoopSchedulers(self._parts, steps)
+        loader = self._loader
+        # A batch sampler may have no length.
+        batches = 0 if loader is None or is_stream(loader.dataset) else length_hint(loader)
+        self._schedulers = LoopSchedulers(self._parts, -(-batches // self._accumulation))
         self._task.scheduled = self._schedulers.options
 
     def _begin(self, *, ends_step: bool, weight: float = 1.0) -> None:

@@ -119,11 +119,12 @@ class LoopSchedulers:
     """Schedulers of ``optimizers`` that a loop steps itself, after each of its steps or epochs.
 
     In a job, its calls are noted and replayed, because they count the steps of one worker.
-    ``own_steps`` are the steps of an epoch on one machine, if those of the job may be others: a
-    loader can drop the last batch. Raises :class:`SpecError` for a scheduler that follows a metric.
+    ``own_steps`` are the steps of an epoch on one machine, or 0 for those of the job, which may be
+    others: a loader can drop the last batch. Raises :class:`SpecError` for a scheduler that follows
+    a metric.
     """
 
-    def __init__(self, optimizers: Sequence[Optimizer], own_steps: int | None) -> None:
+    def __init__(self, optimizers: Sequence[Optimizer], own_steps: int) -> None:
         self._optimizers, self._found = optimizers, schedulers_of(optimizers)
         self._own_epoch_steps = own_steps
         self._own_steps = [each.step for each in self._found]
