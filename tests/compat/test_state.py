@@ -352,6 +352,29 @@ def test_what_a_script_keeps_of_a_batch_is_no_state(
     assert simulated(task, workers, epochs=1)["loss"] < 3
 
 
+#: A loop whose state has as many rows as a batch.
+CENTRES = """
+centres = torch.zeros(64)
+for points, labels in session.loader(data, 64):
+    assert len(points) in ({sizes})
+    optimizer.zero_grad()
+    answers = model(points)
+    torch.nn.functional.cross_entropy(answers, labels).backward()
+    optimizer.step()
+    centres.lerp_(answers.detach().mean().expand(64), 0.1)
+"""
+
+
+@pytest.mark.parametrize(("samples", "workers", "sizes"), [(256, 1, "64,"), (20, 2, "10, 20")])
+def test_a_batch_that_a_job_does_not_have_is_not_tried(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, samples: int, workers: int, sizes: str
+) -> None:
+    monkeypatch.setattr(FewPoints, "samples", samples)
+    task = loop_script(tmp_path, CENTRES.format(sizes=sizes), FewPoints)
+
+    assert Layout.from_json(facts_of(task(), workers).layout).beside == ["centres"]
+
+
 #: A loop with an average of a model, whose normalization has constant parameters at first.
 AVERAGES = """
 average = copy.deepcopy(model)

@@ -99,7 +99,9 @@ class TrialSteps:
         size = batch_size_of(self.task)
         # Of an odd number, micro-batches have another size, too.
         part = self.plan.samples % size if self.spec.workers.max == 1 else size // 2 | 1
-        self._load_and_train(0, max(part, self.task.min_local_batch or MIN_BATCH))
+        if part:
+            part = max(part, self.task.min_local_batch or MIN_BATCH)
+            self._load_and_train(0, min(part, self.plan.size(0)))
 
     def kinds_of(self, state: nn.Module, names: list[str]) -> BufferKinds:
         """Return how versions merge the buffers ``names`` of ``state``, all that a step changes."""
