@@ -217,6 +217,46 @@ def test_a_loop_that_clips_is_known_by_what_it_uses(
     assert Layout.from_json(facts_of(task).layout).gradients is clips
 
 
+OWN_DATA = """
+class Resampled(Dataset):
+    def __init__(self):
+        self.set_epoch = self.resample = lambda *_: None
+
+    def __len__(self):
+        return len(data)
+
+    def __getitem__(self, index):
+        return data[index]
+
+
+resampled = Resampled()
+loader = session.loader(DataLoader(resampled, 64, shuffle=True))
+for epoch in range(2):
+    {call}
+    for batch in loader:
+        optimizer.zero_grad()
+        task.loss(model, batch).backward()
+        optimizer.step()
+"""
+
+
+@pytest.mark.parametrize(
+    ("call", "noted"),
+    [
+        ("resampled.resample()", True),
+        ("loader.dataset.resample()", True),
+        ("resampled.set_epoch(epoch)", False),
+        ("size = resampled.__len__()", False),
+        ("model.train()", False),
+    ],
+)
+def test_a_loop_that_changes_its_data_is_noted(tmp_path: Path, call: str, noted: bool) -> None:
+    notes = facts_of(loop_script(tmp_path, OWN_DATA.format(call=call))()).notes
+
+    assert list(notes) == (["own-data"] if noted else [])
+    assert call in notes.get("own-data", call)
+
+
 TRAINER = """
 class Trainer:
     def __init__(self, loss, optimizer):

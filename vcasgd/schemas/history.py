@@ -81,6 +81,7 @@ EVENTS = {
     "momentum-starts-again": "a new worker starts without the momentum of SGD",
     "norm-of-parts": "a layer normalizes over a worker's part of the batch",
     "optimizer-uncorrected": "the optimizer's moments are those of a part of the batch",
+    "own-data": "the loop calls methods of the data set that each worker may follow differently",
     "own-values": "each worker has its own values of what the code changes from batch to batch",
     "several-ranks": "a worker trains each batch with several processes",
     "state-beside": "state beside the model that travels with it",

@@ -5,11 +5,15 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Container, Iterable, Iterator, Sequence
+from contextlib import suppress
+from typing import Any
 
 from torch import nn
 from torch.optim import SGD, Adam, AdamW, Optimizer
+from torch.utils.data import Dataset
 
 from vcasgd.learning import second_moments
+from vcasgd.learning.draws import wrapped
 from vcasgd.learning.gradient_hooks import are_hooked, step_hooks
 from vcasgd.learning.layout import Layout
 from vcasgd.learning.local_moments import steps_as
@@ -29,6 +33,7 @@ def approximations(
     layout: Layout,
     optimizer: Optimizer,
     undivided: Sequence[str],
+    dataset: Dataset[Any],
     module: nn.Module,
     *,
     mixes: bool = False,
@@ -38,10 +43,10 @@ def approximations(
 ) -> dict[str, str]:
     """Return what is approximated, each with its remedy, by the kinds of the events that say so.
 
-    ``undivided`` are buffers whose mean isn't what one process has. ``mixes``: workers share the
-    steps, and a sampler has batches of its own. ``alike``: successive samples may be alike.
-    ``in_turn``: a loop computes gradients after the step of another optimizer. ``normalized`` is a
-    layer that normalizes over what workers share.
+    ``undivided`` are buffers whose mean isn't what one process has, and ``dataset`` is the training
+    set. ``mixes``: workers share the steps, and a sampler has batches of its own. ``alike``:
+    successive samples may be alike. ``in_turn``: a loop computes gradients after the step of
+    another optimizer. ``normalized`` is a layer that normalizes over what workers share.
     """
     if spec.workers.max == 1:
         return {}
@@ -59,6 +64,11 @@ def approximations(
             f"each worker has its own {', '.join(values)}, which the code changes from batch to "
             "batch, and a new worker starts again; count by global_step and epoch of the job, and "
             "keep tensors, which travel"
+        )
+    if calls := _changes_of_data(task, dataset):
+        found["own-data"] = (
+            f"each worker makes the loop's calls of {', '.join(calls)} for itself, so workers may "
+            "have different data; let set_epoch of the data set, which gets the epoch, do that"
         )
     if task.hooks:
         found["hooks-on-workers"] = (
@@ -277,6 +287,24 @@ def _appended(loop: ast.For, used: Container[str]) -> set[str]:
         elif isinstance(node, ast.If) and not _is_report(node):
             read |= _reads(node.test)
     return read & added
+
+
+def _changes_of_data(task: Task, dataset: Dataset[Any]) -> list[str]:
+    """Return the methods of the training set that a loop calls for what they change."""
+    data, variables = {id(each) for each in wrapped(dataset)}, task.variables()
+    tree = parsed(task.source())
+    loops = [each for each in ast.walk(tree) if isinstance(each, ast.For) and _computes(each)]
+    found = set()
+    for node in (each for loop in loops for each in ast.walk(loop)):
+        call = node.value if isinstance(node, ast.Expr) else None
+        if isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute):
+            name, _, inner = (_name(call.func.value) or "").partition(".")
+            with suppress(AttributeError, LookupError, ValueError):
+                owner = variables[name]()
+                # A loader refers to its data set.
+                if id(getattr(owner, inner) if inner else owner) in data:
+                    found.add(f"{ast.unparse(call.func)}()")
+    return sorted(each for each in found if not each.endswith(".set_epoch()"))
 
 
 def _is_batch_loop(loop: ast.For) -> bool:

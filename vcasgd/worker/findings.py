@@ -276,7 +276,8 @@ class Findings:
             min_local_batch_why=self.division.why[:MAX_NAME_LENGTH],
             notes=approximations(
                 *(self._spec, self._task, self.layout, self._new_optimizer(), self._averaged),
-                module=self._model.module,
+                self.data.dataset,
+                self._model.module,
                 mixes=self._mixes_batches,
                 alike=self.trains_alike,
                 in_turn=self.division.in_turn,
