@@ -101,13 +101,12 @@ class Clamped(torch.optim.RMSprop):
 
 
 class ByHand(Optimizer):
-    """Adam that keeps its state in lists and in a number, and the first norm in its group."""
+    """Adam that keeps its state in pairs and in a number, and the first norm in its group."""
 
     def __init__(self, parameters: Iterable[nn.Parameter], lr: float) -> None:
         super().__init__(parameters, {"lr": lr})
         self.owned = self.param_groups[0]["params"]
-        self.first = [torch.zeros_like(each) for each in self.owned]
-        self.second = [torch.zeros_like(each) for each in self.owned]
+        self.moments = [(torch.zeros_like(each), torch.zeros_like(each)) for each in self.owned]
         self.made = 0
 
     @torch.no_grad()
@@ -116,7 +115,7 @@ class ByHand(Optimizer):
         group = self.param_groups[0]
         norm = torch.nn.utils.get_total_norm([each.grad for each in self.owned])
         norm = group.setdefault("norm", norm)
-        for each, first, second in zip(self.owned, self.first, self.second, strict=True):
+        for each, (first, second) in zip(self.owned, self.moments, strict=True):
             gradient = each.grad / norm
             first.lerp_(gradient, 0.1)
             second.lerp_(gradient.square(), 0.001)

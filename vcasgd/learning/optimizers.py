@@ -191,7 +191,7 @@ def _kept(
 ) -> Kept:
     """Return a function that returns a value as it is now; that of ``other`` for an object.
 
-    Tensors, lists, and dicts stay the same objects, because others can refer to them. Those of
+    Tensors, lists, tuples, and dicts stay the same objects, because others can refer to them.
     ``parameters``, by their ids, stay as they are.
     """
     if value is None or isinstance(value, int | float | str) or id(value) in parameters:
@@ -199,19 +199,19 @@ def _kept(
     if isinstance(value, Tensor):
         content = value.detach().clone()
         return lambda: value.copy_(content)
-    if not isinstance(value, list | dict):
+    if not isinstance(value, list | tuple | dict):
         return other(value, parameters)
-    keys = range(len(value)) if isinstance(value, list) else list(value)
+    keys = list(value) if isinstance(value, dict) else range(len(value))
     parts = {key: _kept(value[key], parameters, other) for key in keys}
     if None in parts.values():
         return None
 
     def restored() -> Any:
         present = _values(parts)
-        value.clear()
         if isinstance(value, list):
-            value.extend(present.values())
-        else:
+            value[:] = present.values()
+        elif isinstance(value, dict):
+            value.clear()
             value.update(present)
         return value
 
