@@ -168,6 +168,10 @@ def smoothed(model):
     for each in model.parameters():
         kept[each] = 0.9 * kept.get(each, 0) + each.grad
         each.grad = kept[each]
+
+
+norms = list(map(
+    lambda of: of, [lambda model: [each.grad.norm() for each in model.parameters()]]))[0]
 """
 CLIPS = "torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)"
 
@@ -181,6 +185,7 @@ CLIPS = "torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)"
         ("clamped(model)", {}, None),
         ("model[0].bias.grad.clamp_(-len(batch), 0.1)", {}, "hooks or the loop"),
         ("smoothed(model)", {}, "hooks or the loop"),
+        ("norms(model); smoothed(model)", {}, "hooks or the loop"),
         ("model[0].bias.grad = None", {}, None),
         ("torch.autograd.grad(model(batch[0]).sum(), model[0].weight)", {}, None),
         ("[p.grad.zero_() for p in model.parameters() if p.grad is not None]", {}, None),
@@ -191,7 +196,7 @@ def test_a_loop_that_changes_gradients_is_noted(
     tmp_path: Path, changes: str, fields: dict[str, Any], words: str | None
 ) -> None:
     (tmp_path / "gradient_helpers.py").write_text(HELPERS)
-    before = "from gradient_helpers import clamped, smoothed"
+    before = "from gradient_helpers import clamped, norms, smoothed"
 
     notes = facts_of(changing_loop(tmp_path, changes, before=before)(), **fields).notes
 

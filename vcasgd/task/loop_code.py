@@ -55,7 +55,8 @@ def _code_of(variables: Mapping[str, Mapping[str, Any]]) -> str:
         items = chain(names.items(), *(each.items() for each in own))
         helpers = {name: each for name, each in items if name in called}
         codes = (_code_elsewhere(each, variables) for each in helpers.values())
-        found += [source, *(code for code in codes if ".grad" in code)]
+        # That of a lambda may be a part of a statement, which can't be parsed.
+        found += [source, *(code for code in codes if ".grad" in code and parsed(code).body)]
     return "\n\n".join(dict.fromkeys(found))
 
 
