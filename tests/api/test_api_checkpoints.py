@@ -218,3 +218,5 @@ class Digits(vcasgd.Task):
 
     assert module(torch.ones(1, 2)).item() == 7.0
     assert not module.training
+    with pytest.raises(Conflict, match=job):
+        vcasgd.load("digits", client=client)

@@ -149,8 +149,8 @@ def install(app: FastAPI) -> None:
 
 _MEANINGS = {
     401: "The token is missing, wrong, revoked, or expired, or the sign-in has ended.",
-    403: "The token's scope is not sufficient, the job belongs to another user, or the request has "
-    "a cookie of a sign-in, but the dashboard did not send it.",
+    403: "The token's scope or its limit for uploads is not sufficient, the job belongs to another "
+    "user, or the request has a cookie of a sign-in, but the dashboard did not send it.",
     404: "The resource does not exist.",
     408: "The body did not arrive in time.",
     409: "The current state does not allow the request.",

@@ -54,13 +54,17 @@ _STREAM_DATA: dict[str, type[JobBrief | FleetBrief | MachinesBrief | StoreBrief 
 def load(job: str, checkpoint: str | None = None, *, client: Client | None = None) -> Module:
     """Return the module of a job with the weights of its finished model, or of a checkpoint.
 
-    Without a ``client``, the job is one of the stack that :class:`Client` finds by itself. See
+    ``job`` is an ID: this runs the job's code, and other users' jobs can have its name. Without
+    a ``client``, the job is one of the stack that :class:`Client` finds by itself. See
     :meth:`Job.load`.
     """
-    if client is not None:
-        return client.job(job).load(checkpoint)
-    with Client() as own:
-        return own.job(job).load(checkpoint)
+    if client is None:
+        with Client() as own:
+            return load(job, checkpoint, client=own)
+    found = client.job(job)
+    if found.id != job:
+        raise Conflict(f"{job} is not the ID of a job", remedy=f"use the ID: {found.id}")
+    return found.load(checkpoint)
 
 
 def packed(spec: JobSpec, limit_mb: float = PACKAGE_LIMIT_MB) -> bytes:

@@ -4353,7 +4353,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The token's scope is not sufficient, the job belongs to another user, or the request has a cookie of a sign-in, but the dashboard did not send it. */
+            /** @description The token's scope or its limit for uploads is not sufficient, the job belongs to another user, or the request has a cookie of a sign-in, but the dashboard did not send it. */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -4429,7 +4429,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The token's scope is not sufficient, the job belongs to another user, or the request has a cookie of a sign-in, but the dashboard did not send it. */
+            /** @description The token's scope or its limit for uploads is not sufficient, the job belongs to another user, or the request has a cookie of a sign-in, but the dashboard did not send it. */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -4510,7 +4510,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The token's scope is not sufficient, the job belongs to another user, or the request has a cookie of a sign-in, but the dashboard did not send it. */
+            /** @description The token's scope or its limit for uploads is not sufficient, the job belongs to another user, or the request has a cookie of a sign-in, but the dashboard did not send it. */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -4584,7 +4584,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The token's scope is not sufficient, the job belongs to another user, or the request has a cookie of a sign-in, but the dashboard did not send it. */
+            /** @description The token's scope or its limit for uploads is not sufficient, the job belongs to another user, or the request has a cookie of a sign-in, but the dashboard did not send it. */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -4658,7 +4658,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The token's scope is not sufficient, the job belongs to another user, or the request has a cookie of a sign-in, but the dashboard did not send it. */
+            /** @description The token's scope or its limit for uploads is not sufficient, the job belongs to another user, or the request has a cookie of a sign-in, but the dashboard did not send it. */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -4736,7 +4736,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The token's scope is not sufficient, the job belongs to another user, or the request has a cookie of a sign-in, but the dashboard did not send it. */
+            /** @description The token's scope or its limit for uploads is not sufficient, the job belongs to another user, or the request has a cookie of a sign-in, but the dashboard did not send it. */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -4846,7 +4846,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The token's scope is not sufficient, the job belongs to another user, or the request has a cookie of a sign-in, but the dashboard did not send it. */
+            /** @description The token's scope or its limit for uploads is not sufficient, the job belongs to another user, or the request has a cookie of a sign-in, but the dashboard did not send it. */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -4935,7 +4935,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The token's scope is not sufficient, the job belongs to another user, or the request has a cookie of a sign-in, but the dashboard did not send it. */
+            /** @description The token's scope or its limit for uploads is not sufficient, the job belongs to another user, or the request has a cookie of a sign-in, but the dashboard did not send it. */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -5034,7 +5034,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The token's scope is not sufficient, the job belongs to another user, or the request has a cookie of a sign-in, but the dashboard did not send it. */
+            /** @description The token's scope or its limit for uploads is not sufficient, the job belongs to another user, or the request has a cookie of a sign-in, but the dashboard did not send it. */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -5146,7 +5146,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The token's scope is not sufficient, the job belongs to another user, or the request has a cookie of a sign-in, but the dashboard did not send it. */
+            /** @description The token's scope or its limit for uploads is not sufficient, the job belongs to another user, or the request has a cookie of a sign-in, but the dashboard did not send it. */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -5229,7 +5229,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The token's scope is not sufficient, the job belongs to another user, or the request has a cookie of a sign-in, but the dashboard did not send it. */
+            /** @description The token's scope or its limit for uploads is not sufficient, the job belongs to another user, or the request has a cookie of a sign-in, but the dashboard did not send it. */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -5327,7 +5327,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The token's scope is not sufficient, the job belongs to another user, or the request has a cookie of a sign-in, but the dashboard did not send it. */
+            /** @description The token's scope or its limit for uploads is not sufficient, the job belongs to another user, or the request has a cookie of a sign-in, but the dashboard did not send it. */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -5439,7 +5439,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The token's scope is not sufficient, the job belongs to another user, or the request has a cookie of a sign-in, but the dashboard did not send it. */
+            /** @description The token's scope or its limit for uploads is not sufficient, the job belongs to another user, or the request has a cookie of a sign-in, but the dashboard did not send it. */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -5537,7 +5537,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The token's scope is not sufficient, the job belongs to another user, or the request has a cookie of a sign-in, but the dashboard did not send it. */
+            /** @description The token's scope or its limit for uploads is not sufficient, the job belongs to another user, or the request has a cookie of a sign-in, but the dashboard did not send it. */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -5649,7 +5649,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The token's scope is not sufficient, the job belongs to another user, or the request has a cookie of a sign-in, but the dashboard did not send it. */
+            /** @description The token's scope or its limit for uploads is not sufficient, the job belongs to another user, or the request has a cookie of a sign-in, but the dashboard did not send it. */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -5745,7 +5745,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The token's scope is not sufficient, the job belongs to another user, or the request has a cookie of a sign-in, but the dashboard did not send it. */
+            /** @description The token's scope or its limit for uploads is not sufficient, the job belongs to another user, or the request has a cookie of a sign-in, but the dashboard did not send it. */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -5839,7 +5839,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The token's scope is not sufficient, the job belongs to another user, or the request has a cookie of a sign-in, but the dashboard did not send it. */
+            /** @description The token's scope or its limit for uploads is not sufficient, the job belongs to another user, or the request has a cookie of a sign-in, but the dashboard did not send it. */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -5915,7 +5915,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The token's scope is not sufficient, the job belongs to another user, or the request has a cookie of a sign-in, but the dashboard did not send it. */
+            /** @description The token's scope or its limit for uploads is not sufficient, the job belongs to another user, or the request has a cookie of a sign-in, but the dashboard did not send it. */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -6009,7 +6009,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The token's scope is not sufficient, the job belongs to another user, or the request has a cookie of a sign-in, but the dashboard did not send it. */
+            /** @description The token's scope or its limit for uploads is not sufficient, the job belongs to another user, or the request has a cookie of a sign-in, but the dashboard did not send it. */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -6111,7 +6111,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The token's scope is not sufficient, the job belongs to another user, or the request has a cookie of a sign-in, but the dashboard did not send it. */
+            /** @description The token's scope or its limit for uploads is not sufficient, the job belongs to another user, or the request has a cookie of a sign-in, but the dashboard did not send it. */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -6205,7 +6205,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The token's scope is not sufficient, the job belongs to another user, or the request has a cookie of a sign-in, but the dashboard did not send it. */
+            /** @description The token's scope or its limit for uploads is not sufficient, the job belongs to another user, or the request has a cookie of a sign-in, but the dashboard did not send it. */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -6290,7 +6290,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The token's scope is not sufficient, the job belongs to another user, or the request has a cookie of a sign-in, but the dashboard did not send it. */
+            /** @description The token's scope or its limit for uploads is not sufficient, the job belongs to another user, or the request has a cookie of a sign-in, but the dashboard did not send it. */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -6375,7 +6375,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The token's scope is not sufficient, the job belongs to another user, or the request has a cookie of a sign-in, but the dashboard did not send it. */
+            /** @description The token's scope or its limit for uploads is not sufficient, the job belongs to another user, or the request has a cookie of a sign-in, but the dashboard did not send it. */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -6465,7 +6465,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The token's scope is not sufficient, the job belongs to another user, or the request has a cookie of a sign-in, but the dashboard did not send it. */
+            /** @description The token's scope or its limit for uploads is not sufficient, the job belongs to another user, or the request has a cookie of a sign-in, but the dashboard did not send it. */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -6551,7 +6551,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The token's scope is not sufficient, the job belongs to another user, or the request has a cookie of a sign-in, but the dashboard did not send it. */
+            /** @description The token's scope or its limit for uploads is not sufficient, the job belongs to another user, or the request has a cookie of a sign-in, but the dashboard did not send it. */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -6641,7 +6641,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The token's scope is not sufficient, the job belongs to another user, or the request has a cookie of a sign-in, but the dashboard did not send it. */
+            /** @description The token's scope or its limit for uploads is not sufficient, the job belongs to another user, or the request has a cookie of a sign-in, but the dashboard did not send it. */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -6743,7 +6743,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The token's scope is not sufficient, the job belongs to another user, or the request has a cookie of a sign-in, but the dashboard did not send it. */
+            /** @description The token's scope or its limit for uploads is not sufficient, the job belongs to another user, or the request has a cookie of a sign-in, but the dashboard did not send it. */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -6828,7 +6828,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The token's scope is not sufficient, the job belongs to another user, or the request has a cookie of a sign-in, but the dashboard did not send it. */
+            /** @description The token's scope or its limit for uploads is not sufficient, the job belongs to another user, or the request has a cookie of a sign-in, but the dashboard did not send it. */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -6924,7 +6924,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The token's scope is not sufficient, the job belongs to another user, or the request has a cookie of a sign-in, but the dashboard did not send it. */
+            /** @description The token's scope or its limit for uploads is not sufficient, the job belongs to another user, or the request has a cookie of a sign-in, but the dashboard did not send it. */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -7019,7 +7019,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The token's scope is not sufficient, the job belongs to another user, or the request has a cookie of a sign-in, but the dashboard did not send it. */
+            /** @description The token's scope or its limit for uploads is not sufficient, the job belongs to another user, or the request has a cookie of a sign-in, but the dashboard did not send it. */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -7111,7 +7111,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The token's scope is not sufficient, the job belongs to another user, or the request has a cookie of a sign-in, but the dashboard did not send it. */
+            /** @description The token's scope or its limit for uploads is not sufficient, the job belongs to another user, or the request has a cookie of a sign-in, but the dashboard did not send it. */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -7187,7 +7187,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The token's scope is not sufficient, the job belongs to another user, or the request has a cookie of a sign-in, but the dashboard did not send it. */
+            /** @description The token's scope or its limit for uploads is not sufficient, the job belongs to another user, or the request has a cookie of a sign-in, but the dashboard did not send it. */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -7270,7 +7270,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The token's scope is not sufficient, the job belongs to another user, or the request has a cookie of a sign-in, but the dashboard did not send it. */
+            /** @description The token's scope or its limit for uploads is not sufficient, the job belongs to another user, or the request has a cookie of a sign-in, but the dashboard did not send it. */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -7344,7 +7344,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The token's scope is not sufficient, the job belongs to another user, or the request has a cookie of a sign-in, but the dashboard did not send it. */
+            /** @description The token's scope or its limit for uploads is not sufficient, the job belongs to another user, or the request has a cookie of a sign-in, but the dashboard did not send it. */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -7418,7 +7418,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The token's scope is not sufficient, the job belongs to another user, or the request has a cookie of a sign-in, but the dashboard did not send it. */
+            /** @description The token's scope or its limit for uploads is not sufficient, the job belongs to another user, or the request has a cookie of a sign-in, but the dashboard did not send it. */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -7492,7 +7492,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The token's scope is not sufficient, the job belongs to another user, or the request has a cookie of a sign-in, but the dashboard did not send it. */
+            /** @description The token's scope or its limit for uploads is not sufficient, the job belongs to another user, or the request has a cookie of a sign-in, but the dashboard did not send it. */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -7572,7 +7572,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The token's scope is not sufficient, the job belongs to another user, or the request has a cookie of a sign-in, but the dashboard did not send it. */
+            /** @description The token's scope or its limit for uploads is not sufficient, the job belongs to another user, or the request has a cookie of a sign-in, but the dashboard did not send it. */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -7688,7 +7688,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The token's scope is not sufficient, the job belongs to another user, or the request has a cookie of a sign-in, but the dashboard did not send it. */
+            /** @description The token's scope or its limit for uploads is not sufficient, the job belongs to another user, or the request has a cookie of a sign-in, but the dashboard did not send it. */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -7800,7 +7800,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The token's scope is not sufficient, the job belongs to another user, or the request has a cookie of a sign-in, but the dashboard did not send it. */
+            /** @description The token's scope or its limit for uploads is not sufficient, the job belongs to another user, or the request has a cookie of a sign-in, but the dashboard did not send it. */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -7885,7 +7885,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The token's scope is not sufficient, the job belongs to another user, or the request has a cookie of a sign-in, but the dashboard did not send it. */
+            /** @description The token's scope or its limit for uploads is not sufficient, the job belongs to another user, or the request has a cookie of a sign-in, but the dashboard did not send it. */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -7970,7 +7970,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The token's scope is not sufficient, the job belongs to another user, or the request has a cookie of a sign-in, but the dashboard did not send it. */
+            /** @description The token's scope or its limit for uploads is not sufficient, the job belongs to another user, or the request has a cookie of a sign-in, but the dashboard did not send it. */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -8050,7 +8050,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The token's scope is not sufficient, the job belongs to another user, or the request has a cookie of a sign-in, but the dashboard did not send it. */
+            /** @description The token's scope or its limit for uploads is not sufficient, the job belongs to another user, or the request has a cookie of a sign-in, but the dashboard did not send it. */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -8162,7 +8162,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The token's scope is not sufficient, the job belongs to another user, or the request has a cookie of a sign-in, but the dashboard did not send it. */
+            /** @description The token's scope or its limit for uploads is not sufficient, the job belongs to another user, or the request has a cookie of a sign-in, but the dashboard did not send it. */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -8249,7 +8249,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The token's scope is not sufficient, the job belongs to another user, or the request has a cookie of a sign-in, but the dashboard did not send it. */
+            /** @description The token's scope or its limit for uploads is not sufficient, the job belongs to another user, or the request has a cookie of a sign-in, but the dashboard did not send it. */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -8350,7 +8350,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The token's scope is not sufficient, the job belongs to another user, or the request has a cookie of a sign-in, but the dashboard did not send it. */
+            /** @description The token's scope or its limit for uploads is not sufficient, the job belongs to another user, or the request has a cookie of a sign-in, but the dashboard did not send it. */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -8431,7 +8431,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The token's scope is not sufficient, the job belongs to another user, or the request has a cookie of a sign-in, but the dashboard did not send it. */
+            /** @description The token's scope or its limit for uploads is not sufficient, the job belongs to another user, or the request has a cookie of a sign-in, but the dashboard did not send it. */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -8541,7 +8541,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The token's scope is not sufficient, the job belongs to another user, or the request has a cookie of a sign-in, but the dashboard did not send it. */
+            /** @description The token's scope or its limit for uploads is not sufficient, the job belongs to another user, or the request has a cookie of a sign-in, but the dashboard did not send it. */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -8648,7 +8648,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The token's scope is not sufficient, the job belongs to another user, or the request has a cookie of a sign-in, but the dashboard did not send it. */
+            /** @description The token's scope or its limit for uploads is not sufficient, the job belongs to another user, or the request has a cookie of a sign-in, but the dashboard did not send it. */
             403: {
                 headers: {
                     [name: string]: unknown;
@@ -8734,7 +8734,7 @@ export interface operations {
                     "application/problem+json": components["schemas"]["Problem"];
                 };
             };
-            /** @description The token's scope is not sufficient, the job belongs to another user, or the request has a cookie of a sign-in, but the dashboard did not send it. */
+            /** @description The token's scope or its limit for uploads is not sufficient, the job belongs to another user, or the request has a cookie of a sign-in, but the dashboard did not send it. */
             403: {
                 headers: {
                     [name: string]: unknown;
