@@ -220,7 +220,7 @@ def test_a_restart_of_one_shard_keeps_another_that_is_only_empty(sharded: Harnes
     sharded.start_server(2)
 
     await_truth(lambda: events(training, "restarted") == [2])
-    await_truth(lambda: sharded.snapshots(training.job, 2).taken_over())
+    await_truth(lambda: sharded.snapshots(training.job, 2).fence())
     # Workers may have no part of the base for shard 0 any more, and then wait for it.
     time.sleep(WAITING_SECONDS)
     with pytest.raises(SnapshotMissing):

@@ -132,6 +132,16 @@ class CheckpointWriter:
             return None
         if self._stored is not None and self._stored.has(evaluation.versions):
             return self._stored
+        if self._start_store(job, evaluation):
+            return None
+        if stored := self._checkpoints.find(evaluation.versions):
+            return stored
+        if self._in_memory(job, evaluation):
+            return None
+        raise SnapshotMissing(f"the model of {evaluation.place} is lost")
+
+    def _start_store(self, job: JobRecord, evaluation: Evaluation) -> bool:
+        """Start to write the best or the evaluated model; return False if neither is pinned."""
         snapshots = self._snapshots(job)
         last, best = _pin(job, evaluation), _best_pin(job, snapshots.pins())
         pinned = snapshots.pinned(last)
@@ -139,11 +149,9 @@ class CheckpointWriter:
             self._start_write(job, best)
         elif pinned is not None and versions_of(pinned) == evaluation.versions:
             self._start_write(job, last)
-        elif not self._in_memory(job, evaluation):
-            if stored := self._checkpoints.find(evaluation.versions):
-                return stored
-            raise SnapshotMissing(f"the model of {evaluation.place} is lost")
-        return None
+        else:
+            return False
+        return True
 
     def write_now(self, job: JobRecord, seconds: float) -> None:
         """Write the present snapshot before everything is stopped.
