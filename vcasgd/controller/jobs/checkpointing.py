@@ -124,9 +124,9 @@ class CheckpointWriter:
     def store(self, job: JobRecord, evaluation: Evaluation) -> StoredCheckpoint | None:
         """Return the checkpoint of an evaluated model, or start to write it and return None.
 
-        The best model is written first if it is not stored yet. A storage that does not answer
-        delays nothing else. Raises :class:`~vcasgd.errors.SnapshotMissing` if the evaluated model
-        is lost.
+        The best model is written first if it is not stored yet. The storage, which may be slow to
+        answer, is only asked if the model isn't pinned. Raises
+        :class:`~vcasgd.errors.SnapshotMissing` if the evaluated model is lost.
         """
         if not self._may_write():
             return None
