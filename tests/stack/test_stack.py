@@ -72,7 +72,9 @@ def test_a_command_that_is_interrupted_says_that_the_stack_goes_on(
         assert process.returncode == 130
         return error
 
-    starts = lambda: is_running(stack.home) and "ledger" in stack.state().parts  # noqa: E731
+    def starts() -> bool:
+        return is_running(stack.home) and "ledger" in stack.state().parts
+
     error = interrupted(starts, "up", "--port", "0")
     assert "goes on starting; stop it with: vcasgd down" in error
     assert is_running(stack.home)

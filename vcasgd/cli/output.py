@@ -103,8 +103,8 @@ class Group(TyperGroup):
 def _with_plain_types(parameters: list[Any], ctx: Any) -> list[Any]:
     for each in parameters:
         shown = getattr(each, "display_type_rich", None)  # older versions of typer have none
-        if shown is not None and (name := shown(ctx)) in _TYPES:
-            each.display_type_rich = lambda ctx, text=_TYPES[name]: text  # noqa: ARG005
+        if shown is not None and (name := shown(ctx=ctx)) in _TYPES:
+            each.display_type_rich = lambda text=_TYPES[name], **_: text
     return parameters
 
 

@@ -186,12 +186,13 @@ class Client:
         return found[0]
 
     def _jobs_called(self, text: str) -> list[Job]:
-        """Return the jobs with this name, and those whose IDs start so, beside longer names."""
+        """Return the jobs that a text can mean: by their names, or by the start of their IDs."""
         jobs = self.jobs()
         named = [job for job in jobs if job.name == text]
         started = [job for job in jobs if job.id.startswith(text)]
         if named:
-            # What reaches beyond a job's own name means its ID, whatever others name their jobs.
+            # An ID starts with the job's name. Jobs with longer names, such as digits-2 beside
+            # digits, aren't meant by that; those with shorter ones are, by a part of their IDs.
             started = [job for job in started if not job.name.startswith(text)]
         return [*named, *started]
 

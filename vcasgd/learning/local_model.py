@@ -112,9 +112,9 @@ class LocalModel:
         carried = search.trained(optimizer())
         if search.is_unclear(carried):
             self._observe(search, probe)
-            size, task = batch_size_of(self._task), self._task
+            task = self._task
             counts = 1, task.batches_per_step, task.gradient_accumulation_steps
-            if search.has_batches({size // count for count in counts}):
+            if search.has_batches({batch_size_of(task) // count for count in counts}):
                 self._observe(search, probe_part)
         moved = search.moved(carried)
         others = moved.keys() - search.copies(carried)

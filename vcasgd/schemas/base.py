@@ -23,7 +23,7 @@ MAX_NAME_LENGTH = 255
 #: Largest number; far beyond any real value, and safe to calculate with.
 LARGEST_NUMBER = 1e15
 
-#: What workers report. A larger count isn't read exactly by every parser of JSON.
+#: Fields that workers report. Some JSON parsers round larger integers.
 Count = Annotated[int, Field(ge=0, lt=2**53)]
 Number = Annotated[float, Field(ge=0, le=LARGEST_NUMBER, allow_inf_nan=False)]
 Name = Annotated[str, Field(max_length=MAX_NAME_LENGTH), AfterValidator(printable)]

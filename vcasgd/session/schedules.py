@@ -119,14 +119,14 @@ class LoopSchedulers:
     """Schedulers of ``optimizers`` that a loop steps itself, after each of its steps or epochs.
 
     In a job, its calls are noted and replayed, because they count the steps of one worker.
-    ``own_steps`` are the steps of an epoch on one machine, or 0 for those of the job, which may be
+    ``epoch_steps`` are those of the loop on one machine, or 0 for those of the job, which may be
     others: a loader can drop the last batch. Raises :class:`SpecError` for a scheduler that follows
     a metric.
     """
 
-    def __init__(self, optimizers: Sequence[Optimizer], own_steps: int) -> None:
+    def __init__(self, optimizers: Sequence[Optimizer], epoch_steps: int) -> None:
         self._optimizers, self._found = optimizers, schedulers_of(optimizers)
-        self._own_epoch_steps = own_steps
+        self._loop_epoch_steps = epoch_steps
         self._own_steps = [each.step for each in self._found]
         #: True for each scheduler that the loop calls after its epochs; None until that is known.
         self._by_epoch: list[bool | None] = [None] * len(self._found)
@@ -187,7 +187,7 @@ class LoopSchedulers:
 
     def _new_replay(self, by_epoch: list[bool]) -> Replay:
         def advance(step: int) -> None:
-            batch, own = step % self._epoch_steps, self._own_epoch_steps or self._epoch_steps
+            batch, own = step % self._epoch_steps, self._loop_epoch_steps or self._epoch_steps
             ends = batch + 1 == self._epoch_steps
             calls = (own if ends else min(batch + 1, own)) - min(batch, own)
             for make, at_ends in zip(self._own_steps, by_epoch, strict=True):

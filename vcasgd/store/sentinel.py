@@ -214,8 +214,9 @@ def primary_of(
 
     def confirm() -> None:
         if sentinels.confirmed_primary(url.service) != pool.master_address:
-            # Another thread that uses one would fail with any error. It gives none back to the pool
-            # that leads elsewhere than to the primary that is named here.
+            # Threads would fail with any error if their connections were closed. As the pool knows
+            # the primary's address from here on, it closes those to other servers when it gets them
+            # back.
             pool.disconnect(inuse_connections=False)
             pool.get_master_address()
             raise redis.ConnectionError("the server may no longer be the primary")
