@@ -33,7 +33,8 @@ from vcasgd.limits import (
     MAX_STREAMS_PER_TOKEN,
     MAX_UPLOADS_PER_TOKEN,
 )
-from vcasgd.store.ledger.machines import WorkerOrder, WorkerOrders
+from vcasgd.schemas.orders import WorkerOrder
+from vcasgd.store.ledger.machines import WorkerOrders
 
 #: More than the buffers of a connection hold.
 LARGE = 20_000_000

@@ -17,11 +17,12 @@ from vcasgd.controller.fleet.workplaces import Workplaces
 from vcasgd.controller.leadership import Leadership
 from vcasgd.errors import Fenced, StoreError
 from vcasgd.schemas.joining import JoinRequest
+from vcasgd.schemas.orders import WorkerOrder
 from vcasgd.settings import Settings
 from vcasgd.store.connection import RedisClient, connect
 from vcasgd.store.keys import CONTROLLER
 from vcasgd.store.ledger.control import Control, LaunchRecord
-from vcasgd.store.ledger.machines import JoinedMachines, WorkerOrder, WorkerOrders
+from vcasgd.store.ledger.machines import JoinedMachines, WorkerOrders
 
 HOUR = 3600
 

@@ -32,8 +32,9 @@ from vcasgd.errors import (
 )
 from vcasgd.gateway.relay import ACCEPTED, pin_of
 from vcasgd.schemas.joining import JoinRequest, ReportBody, WorkerReport
+from vcasgd.schemas.orders import WorkerOrder
 from vcasgd.store import keys as names
-from vcasgd.store.ledger.machines import JoinedMachines, WorkerOrder, WorkerOrders
+from vcasgd.store.ledger.machines import JoinedMachines, WorkerOrders
 
 #: The secret that a machine chooses for itself when it joins.
 SECRET = "5ec2e7" * 8

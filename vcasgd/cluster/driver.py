@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import wait
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -28,6 +28,7 @@ from vcasgd.cluster.commands import (
 from vcasgd.errors import ClusterError
 from vcasgd.fleet.notices import NOTICE_FILE_VARIABLE, FileNotices
 from vcasgd.machine.workers import WorkerProcess, WorkerSet
+from vcasgd.schemas.orders import WorkerOrder
 from vcasgd.threads import DaemonThreads
 
 T = TypeVar("T")
@@ -284,16 +285,6 @@ MAX_REASON_LENGTH = 500
 _RAY = "RAY_"
 
 
-@dataclass(frozen=True)
-class RunnerOrder:
-    """A worker to run; see :class:`~vcasgd.machine.workers.Order`."""
-
-    worker: str
-    job: str
-    start: str
-    env: Mapping[str, str]
-
-
 class Runner:
     """Ray actor, one on each node. Its workers end with it, and it ends with the node.
 
@@ -308,18 +299,18 @@ class Runner:
         self._notices = FileNotices(Path(notice_file)) if notice_file else None
         self._workers = WorkerSet(self._make)
 
-    def _make(self, order: RunnerOrder) -> WorkerProcess:
+    def _make(self, order: WorkerOrder) -> WorkerProcess:
         env = {name: value for name, value in os.environ.items() if not name.startswith(_RAY)}
         return WorkerProcess(order, self._folder, {**env, **order.env}, self._forks)
 
     def follow(self, orders: str | None) -> str:
         """Run the workers of these orders, or go on; return the report of the machine.
 
-        Both are JSON: a list of :class:`~vcasgd.store.ledger.machines.WorkerOrder`, and a
+        Both are JSON: a list of :class:`~vcasgd.schemas.orders.WorkerOrder`, and a
         :class:`~vcasgd.store.ledger.machines.MachineReport`.
         """
         if orders is not None:
-            self._workers.follow(RunnerOrder(**row) for row in json.loads(orders))
+            self._workers.follow(WorkerOrder(**row) for row in json.loads(orders))
         self._workers.update()
         notice = self._notices and self._notices.poll()
         workers = self._workers.report(MAX_REASON_LENGTH)

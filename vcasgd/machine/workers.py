@@ -13,11 +13,12 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Generic, Protocol, TypeVar
+from typing import Generic, TypeVar
 
 from vcasgd.child_process import kill
 from vcasgd.fork_server import CANNOT_FORK, ForkedCommand
 from vcasgd.logging import last_lines
+from vcasgd.schemas.orders import WorkerOrder
 from vcasgd.worker_names import machine_of
 
 #: Bytes of a log that are kept on the disk; then it begins again.
@@ -28,22 +29,6 @@ SHOWN_LINES = 10
 KILLED_STATUS = 128
 
 
-class Order(Protocol):
-    """A worker that the machine has to run. ``start`` differs for each start of its process."""
-
-    @property
-    def worker(self) -> str: ...
-
-    @property
-    def job(self) -> str: ...
-
-    @property
-    def start(self) -> str: ...
-
-    @property
-    def env(self) -> Mapping[str, str]: ...
-
-
 class WorkerProcess:
     """A worker from its order to the end of its process.
 
@@ -52,7 +37,11 @@ class WorkerProcess:
     """
 
     def __init__(
-        self, order: Order, folder: Path, environment: Mapping[str, str], forks: Path | None = None
+        self,
+        order: WorkerOrder,
+        folder: Path,
+        environment: Mapping[str, str],
+        forks: Path | None = None,
     ) -> None:
         self.order = order
         self._folder = folder
@@ -164,7 +153,7 @@ class WorkerProcess:
 
 
 One = TypeVar("One", bound=WorkerProcess)
-AnyOrder = TypeVar("AnyOrder", bound=Order)
+AnyOrder = TypeVar("AnyOrder", bound=WorkerOrder)
 
 
 class WorkerSet(Generic[AnyOrder, One]):

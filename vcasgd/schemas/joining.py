@@ -8,6 +8,7 @@ from pydantic import AfterValidator, Field
 
 from vcasgd.printable import printable
 from vcasgd.schemas.base import RequestBody, Schema
+from vcasgd.schemas.orders import WorkerOrder
 
 #: Most workers of one machine, and letters of the reason for which one has ended. The ledger keeps
 #: the last report of each machine.
@@ -79,12 +80,10 @@ class ReportBody(RequestBody):
     leaving: bool = Field(default=False, description="True: it takes no further work.")
 
 
-class OrderView(Schema):
+class OrderView(Schema, WorkerOrder):
     """A worker that the machine has to run."""
 
-    worker: str
     start: _FileName = Field(description="Differs for each start of the worker's process.")
-    job: str
     name: str = Field(description="Name of the job, for people.")
     package: _FileName = Field(description="Digest of the job's code.")
     env: dict[_Variable, str] = Field(

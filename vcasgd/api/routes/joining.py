@@ -25,10 +25,10 @@ from vcasgd.schemas.joining import (
     ReportBody,
     ReportView,
 )
+from vcasgd.schemas.orders import WorkerOrder
 from vcasgd.store.admission import LEDGER, tensors_service
 from vcasgd.store.ledger.control import Control
 from vcasgd.store.ledger.jobs import Jobs
-from vcasgd.store.ledger.machines import WorkerOrder
 
 log = logging.getLogger(__name__)
 
@@ -183,12 +183,9 @@ def _order(jobs: Jobs, order: WorkerOrder) -> OrderView | None:
     work = jobs.work(order.job)
     total = work.get("total", 0)
     return OrderView(
-        worker=order.worker,
-        start=order.start,
-        job=order.job,
+        **vars(order),
         name=job.spec.name,
         package=job.package,
-        env=order.env,
         progress=min(1.0, work["finished"] * work["per_epoch"] / total) if total else None,
         doing=beat.doing if beat else None,
         samples=beat.samples if beat else None,

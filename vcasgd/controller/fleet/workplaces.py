@@ -23,6 +23,7 @@ from vcasgd.fleet.providers.joining import JoinedFleet
 from vcasgd.logging import bound, isolated
 from vcasgd.schemas.fleet import Machine, MachineState
 from vcasgd.schemas.joining import WorkerReport
+from vcasgd.schemas.orders import WorkerOrder
 from vcasgd.settings import Settings
 from vcasgd.steady_time import steady_time
 from vcasgd.store.connection import RedisClient
@@ -35,7 +36,6 @@ from vcasgd.store.ledger.machines import (
     JoinedMachines,
     MachineEnd,
     MachineReport,
-    WorkerOrder,
     WorkerOrders,
     to_json,
 )

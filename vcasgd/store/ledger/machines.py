@@ -17,6 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 from vcasgd.errors import Conflict
 from vcasgd.schemas.fleet import Machine, MachineState
 from vcasgd.schemas.joining import JoinRequest, WorkerReport
+from vcasgd.schemas.orders import WorkerOrder
 from vcasgd.spec.hardware import Hardware
 from vcasgd.steady_time import boot_time
 from vcasgd.store import keys as names
@@ -95,16 +96,6 @@ class MachineEnd(_FleetEntry):
 
 
 Kind = TypeVar("Kind", bound=_FleetEntry)
-
-
-class WorkerOrder(_FleetEntry):
-    """A worker that a machine has to run. ``start`` differs for each start of its process."""
-
-    worker: str
-    job: str
-    start: str
-    #: Environment of the process, which contains credentials.
-    env: dict[str, str] = Field(repr=False)
 
 
 _ORDERS = TypeAdapter(list[WorkerOrder])
