@@ -16,6 +16,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,7 @@ import torch
 
 import machine
 from markdown import table
-from vcasgd.chaos.faults import LimitedCapacity
+from vcasgd.chaos.faults import limited_capacity
 from vcasgd.chaos.scenario import Counts
 from vcasgd.client import Client
 from vcasgd.fleet.histories import lives, read_counts
@@ -131,16 +132,12 @@ class Runs:
 
     def real(self, counts: Sequence[int] | None) -> Figures:
         """Train the job, on machines that stay or on those of a history."""
-        fault = None
+        fault: AbstractContextManager[None] = nullcontext()
         if counts is not None:
-            fault = LimitedCapacity(self._provider, Counts(tuple(counts[:60]), GAP))
-            fault.begin()
-        try:
+            fault = limited_capacity(self._provider, Counts(tuple(counts[:60]), GAP))
+        with fault:
             job = self._client.submit_directory(self.spec)
             view = self._client.job(job.id).wait()
-        finally:
-            if fault is not None:
-                fault.end()
         return self._figures(view)
 
     def _figures(self, view: JobView) -> Figures:

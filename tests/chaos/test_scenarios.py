@@ -21,14 +21,14 @@ from support.waiting import PATIENCE, await_truth
 from vcasgd.chaos import faults, network
 from vcasgd.chaos.faults import (
     Clocks,
-    Freeze,
-    FullDisk,
-    LimitedCapacity,
-    SlowFsync,
-    StepClock,
+    freeze,
+    full_disk,
+    limited_capacity,
+    slow_fsync,
     small_disk,
+    step_clock,
 )
-from vcasgd.chaos.network import ControlGroup, PacketFilter, PacketLoss
+from vcasgd.chaos.network import ControlGroup, PacketFilter, packet_loss
 from vcasgd.chaos.scenario import Counts, Expectations, OneWay, Scenario, schedule, shortfalls
 from vcasgd.errors import NoCapacity, SpecError, StackError
 from vcasgd.fleet.pools import LocalPoolSpec
@@ -155,25 +155,21 @@ def syncing(tmp_path: Path) -> Iterator[tuple[Program, Process]]:
 
 def test_freeze_lasts_until_its_end(syncing: tuple[Program, Process]) -> None:
     program, process = syncing
-    freeze = Freeze("it", lambda: {process})
 
-    freeze.begin()
+    with freeze("it", lambda: {process}):
+        assert program._state() == "T"
 
-    assert program._state() == "T"
-    freeze.end()
     await_truth(lambda: program._state() != "T")
 
 
 def test_slow_fsync_delays_each_call(syncing: tuple[Program, Process]) -> None:
     _, process = syncing
-    fault = SlowFsync("it", process, 0.1)
     try:
-        fault.begin()
+        with slow_fsync("it", process, 0.1):
+            assert process.alive()
     except StackError as error:
         skip_here(str(error))
 
-    assert process.alive()
-    fault.end()
     assert process.alive()
 
 
@@ -196,11 +192,9 @@ def test_a_step_of_a_clock_lasts_until_its_end(tmp_path: Path, clocks: Clocks) -
         program = Program([sys.executable, "-c", READS_CLOCK], tmp_path / "log")
     shown = lambda: float((tmp_path / "log").read_text().split()[-1]) - time.time()  # noqa: E731
     await_truth(lambda: bool((tmp_path / "log").read_text()))
-    step = StepClock("it", clocks, lambda: {Process.of(program.pid)}, -7200)
 
-    step.begin()
-    await_truth(lambda: abs(shown() + 7200) < 60)
-    step.end()
+    with step_clock("it", clocks, lambda: {Process.of(program.pid)}, -7200):
+        await_truth(lambda: abs(shown() + 7200) < 60)
 
     await_truth(lambda: abs(shown()) < 60)
     program.end()
@@ -214,8 +208,9 @@ def test_a_clock_that_is_not_read_did_not_fire(
         program = Program([sys.executable, "-c", SLEEPS], tmp_path / "log")
     await_truth(lambda: "ready" in (tmp_path / "log").read_text())
 
-    with pytest.raises(StackError, match="the fault did not fire: it did not read its clock"):
-        StepClock("it", clocks, lambda: {Process.of(program.pid)}, 3600).begin()
+    step = step_clock("it", clocks, lambda: {Process.of(program.pid)}, 3600)
+    with pytest.raises(StackError, match="did not fire: it did not read its clock"), step:
+        pass
 
     program.end()
 
@@ -288,8 +283,9 @@ def test_a_loss_without_packets_did_not_fire(
     group: ControlGroup, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(network, "FIRE_SECONDS", 0.1)
-    with pytest.raises(StackError, match="the fault did not fire: no packet of it"):
-        PacketLoss("it", group, 1, "to-server").begin()
+    loss = packet_loss("it", group, 1, "to-server")
+    with pytest.raises(StackError, match="the fault did not fire: no packet of it"), loss:
+        pass
 
 
 # -- faults of machines and disks -----------------------------------------------------------------
@@ -313,24 +309,19 @@ def pool(tmp_path: Path) -> Iterator[LocalProvider]:
 
 
 def test_capacity_follows_its_counts(pool: LocalProvider) -> None:
-    fault = LimitedCapacity(pool, Counts((2, 0), 0.1))
+    with limited_capacity(pool, Counts((2, 0), 0.1)):
+        await_truth(lambda: not pool.machines())
+        with pytest.raises(NoCapacity):
+            pool.launch("pool", 1, Boot(("sleep", "600"), {}), "refused")
 
-    fault.begin()
-    await_truth(lambda: not pool.machines())
-    with pytest.raises(NoCapacity):
-        pool.launch("pool", 1, Boot(("sleep", "600"), {}), "refused")
-    fault.end()
-
-    assert fault.taken == WORKERS
     pool.launch("pool", 1, Boot(("sleep", "600"), {}), "granted")
     await_truth(lambda: len(pool.machines()) == 1)
 
 
 def test_capacity_that_takes_nothing_did_not_fire(pool: LocalProvider) -> None:
-    fault = LimitedCapacity(pool, Counts((WORKERS,), 0.1))
-    fault.begin()
-    with pytest.raises(StackError, match="the fault did not fire"):
-        fault.end()
+    capacity = limited_capacity(pool, Counts((WORKERS,), 0.1))
+    with pytest.raises(StackError, match="the fault did not fire"), capacity:
+        pass
 
 
 def test_full_disk_has_no_space_until_its_end(tmp_path: Path) -> None:
@@ -340,12 +331,8 @@ def test_full_disk_has_no_space_until_its_end(tmp_path: Path) -> None:
             mounted.enter_context(small_disk(folder))
         except StackError as error:
             skip_here(str(error))
-        fault = FullDisk(folder)
-
-        fault.begin()
-        with pytest.raises(OSError, match="No space left"):
+        with full_disk(folder), pytest.raises(OSError, match="No space left"):
             (folder / "more").write_bytes(bytes(2**17))
-        fault.end()
 
         (folder / "more").write_bytes(bytes(2**17))
     await_truth(lambda: not (folder / "more").exists())

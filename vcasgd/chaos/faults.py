@@ -12,15 +12,15 @@ import subprocess
 import tempfile
 import threading
 import time
-from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
 import psutil
 
 from vcasgd.chaos.scenario import Counts
-from vcasgd.errors import FleetError, StackError
+from vcasgd.errors import StackError
 from vcasgd.fleet.providers.local.processes import Process
 from vcasgd.fleet.providers.local.provider import LocalProvider
 
@@ -36,52 +36,53 @@ _SOURCE = Path(__file__).with_name("clock.c")
 _CLOCK = struct.Struct("lLl")
 
 
-class LastingFault:
-    """Fault that lasts from :meth:`begin` to :meth:`end`.
+def await_fault(fired: Callable[[], object], why: str) -> None:
+    """Return once a fault has taken effect; otherwise raise :class:`StackError`, which says why."""
+    deadline = time.monotonic() + FIRE_SECONDS
+    while not fired():
+        if time.monotonic() > deadline:
+            raise StackError(f"the fault did not fire: {why}")
+        time.sleep(POLL_SECONDS)
 
-    Both raise :class:`~vcasgd.errors.StackError` if it did not fire.
+
+def check_lasted(lasted: bool, why: str) -> None:
+    """Raise :class:`StackError` unless a fault lasted until its end."""
+    if not lasted:
+        raise StackError(f"the fault did not last: {why}")
+
+
+# Each of these faults lasts as long as its ``with`` block, which begins when it has taken effect.
+# It raises StackError if it did not fire or did not last.
+
+
+@contextmanager
+def freeze(name: str, processes: Callable[[], set[Process]]) -> Iterator[None]:
+    """Send SIGSTOP to all processes of a part or machine, and SIGCONT in the end.
+
+    ``processes`` finds them, which may fork meanwhile.
     """
+    frozen: set[Process] = set()
 
-    @abstractmethod
-    def begin(self) -> None:
-        """Return when the fault has taken effect."""
+    def are_stopped() -> bool:
+        nonlocal frozen
+        before, frozen = frozen, processes()
+        _signal(frozen, signal.SIGSTOP)
+        return frozen == before != set() and all(map(_is_stopped, frozen))
 
-    @abstractmethod
-    def end(self) -> None:
-        """End the fault, and check that it lasted."""
+    try:
+        await_fault(are_stopped, f"{name} could not be frozen")
+        yield
+        lasted = all(map(_is_stopped, frozen))
+    finally:
+        _signal(frozen, signal.SIGCONT)
+    check_lasted(lasted, f"{name} died or ran while frozen")
 
 
-class Freeze(LastingFault):
-    """SIGSTOP to all processes of a part or machine, and SIGCONT in the end."""
-
-    def __init__(self, name: str, processes: Callable[[], set[Process]]) -> None:
-        """Initialize with a function that finds the processes, which may fork meanwhile."""
-        self._name = name
-        self._processes = processes
-        self._frozen: set[Process] = set()
-
-    def begin(self) -> None:
-        deadline = time.monotonic() + FIRE_SECONDS
-        while not self._frozen or any(not _is_stopped(each) for each in self._frozen):
-            if time.monotonic() > deadline:
-                self._signal(signal.SIGCONT)
-                raise StackError(f"the fault did not fire: {self._name} could not be frozen")
-            self._frozen = self._processes()
-            self._signal(signal.SIGSTOP)
-            time.sleep(POLL_SECONDS)
-            self._frozen |= self._processes()
-
-    def end(self) -> None:
-        lasted = all(_is_stopped(each) for each in self._frozen)
-        self._signal(signal.SIGCONT)
-        if not lasted:
-            raise StackError(f"the fault did not last: {self._name} died or ran while frozen")
-
-    def _signal(self, number: signal.Signals) -> None:
-        for process in self._frozen:
-            if process.alive():
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(process.pid, number)
+def _signal(processes: Iterable[Process], number: signal.Signals) -> None:
+    for process in processes:
+        if process.alive():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(process.pid, number)
 
 
 def _is_stopped(process: Process) -> bool:
@@ -91,54 +92,38 @@ def _is_stopped(process: Process) -> bool:
         return False
 
 
-class SlowFsync(LastingFault):
-    """Delay of each fsync of a process, injected by strace."""
+@contextmanager
+def slow_fsync(name: str, process: Process, delay: float) -> Iterator[None]:
+    """Delay each fsync of a process by so many seconds, with strace."""
+    if shutil.which("strace") is None:
+        raise StackError(
+            "slow-fsync needs strace", remedy="install it (Debian: apt install strace)"
+        )
+    calls = "fsync,fdatasync"
+    with tempfile.NamedTemporaryFile("r", prefix="vcasgd-strace-") as log:
+        argv = ["strace", "-f", "-p", str(process.pid), "-o", log.name, "-e", f"trace={calls}"]
+        argv += ["-e", f"inject={calls}:delay_enter={round(delay * 1e6)}"]
+        with subprocess.Popen(argv, stderr=subprocess.DEVNULL) as strace:
 
-    def __init__(self, name: str, process: Process, delay: float) -> None:
-        """Initialize with the delay in seconds.
+            def has_delayed() -> bool:
+                if strace.poll() is not None:
+                    raise StackError(
+                        f"the fault did not fire: strace did not delay {name}",
+                        remedy="allow ptrace: run as root, or set kernel.yama.ptrace_scope to 0",
+                    )
+                return "(DELAYED)" in Path(log.name).read_text()
 
-        Raises :class:`~vcasgd.errors.StackError` without strace.
-        """
-        if shutil.which("strace") is None:
-            raise StackError(
-                "slow-fsync needs strace", remedy="install it (Debian: apt install strace)"
-            )
-        self._name = name
-        self._process = process
-        self._delay = delay
-
-    def begin(self) -> None:
-        descriptor, path = tempfile.mkstemp(prefix="vcasgd-strace-")
-        os.close(descriptor)
-        self._log = Path(path)
-        calls = "fsync,fdatasync"
-        argv = ["strace", "-f", "-p", str(self._process.pid), "-o", path, "-e", f"trace={calls}"]
-        argv += ["-e", f"inject={calls}:delay_enter={round(self._delay * 1e6)}"]
-        self._strace = subprocess.Popen(argv, stderr=subprocess.PIPE, text=True)
-        deadline = time.monotonic() + FIRE_SECONDS
-        while "(DELAYED)" not in self._log.read_text():
-            if self._strace.poll() is not None or time.monotonic() > deadline:
-                self._stop()
-                raise StackError(
-                    f"the fault did not fire: strace did not delay {self._name}",
-                    remedy="allow ptrace: run as root, or set kernel.yama.ptrace_scope to 0",
-                )
-            time.sleep(POLL_SECONDS)
-
-    def end(self) -> None:
-        lasted = self._strace.poll() is None and self._process.alive()
-        self._stop()
-        if not lasted:
-            raise StackError(f"the fault did not last: {self._name} or strace died")
-
-    def _stop(self) -> None:
-        """End strace, which detaches from the process."""
-        self._strace.terminate()
-        self._strace.communicate()
-        self._log.unlink(missing_ok=True)
+            try:
+                await_fault(has_delayed, f"strace did not delay {name}")
+                yield
+                lasted = strace.poll() is None and process.alive()
+            finally:
+                # It detaches from the process.
+                strace.terminate()
+    check_lasted(lasted, f"{name} or strace died")
 
 
-@contextlib.contextmanager
+@contextmanager
 def small_disk(folder: Path) -> Iterator[None]:
     """Mount a small file system in memory on a folder.
 
@@ -159,83 +144,66 @@ def small_disk(folder: Path) -> Iterator[None]:
         subprocess.run(["umount", "--lazy", folder], check=False)
 
 
-class FullDisk(LastingFault):
-    """File that takes all the space that is left on a disk."""
-
-    def __init__(self, folder: Path) -> None:
-        self._file = folder / "full-disk"
-
-    def begin(self) -> None:
-        with self._file.open("wb", buffering=0) as file:
-            try:
-                while file.tell() <= DISK_BYTES:
-                    file.write(_BLOCK)
-            except OSError as error:
-                if error.errno == errno.ENOSPC:
-                    return
+@contextmanager
+def full_disk(folder: Path) -> Iterator[None]:
+    """Keep a file that takes all the space that is left on the disk of a folder."""
+    path = folder / "full-disk"
+    with path.open("wb", buffering=0) as file:
+        try:
+            while file.tell() <= DISK_BYTES:
+                file.write(_BLOCK)
+        except OSError as error:
+            if error.errno != errno.ENOSPC:
                 raise
-        raise StackError("the fault did not fire: the disk is larger than expected")
+        else:
+            raise StackError("the fault did not fire: the disk is larger than expected")
+    yield
+    lasted = path.exists()
+    path.unlink(missing_ok=True)
+    check_lasted(lasted, "the file that filled the disk is gone")
 
-    def end(self) -> None:
-        lasted = self._file.exists()
-        self._file.unlink(missing_ok=True)
-        if not lasted:
-            raise StackError("the fault did not last: the file that filled the disk is gone")
 
-
-class LimitedCapacity(LastingFault):
-    """Capacity of a local pool that follows a list of numbers.
+@contextmanager
+def limited_capacity(provider: LocalProvider, counts: Counts) -> Iterator[None]:
+    """Let the capacity of a local pool follow a list of numbers.
 
     Machines beyond the capacity are killed, the youngest first, and no new ones start.
     """
+    taken: set[str] = set()
+    stopped = threading.Event()
 
-    def __init__(self, provider: LocalProvider, counts: Counts) -> None:
-        self._provider = provider
-        self._counts = counts
-        self._stopped = threading.Event()
-        self._failure: FleetError | StackError | None = None
-        self._thread = threading.Thread(target=self._follow, name="capacity", daemon=True)
-        #: Machines that were taken, when the fault has ended.
-        self.taken = 0
-
-    def begin(self) -> None:
-        self._limit(self._counts.machines[0])
-        self._thread.start()
-
-    def end(self) -> None:
-        self._stopped.set()
-        self._thread.join()
-        self._provider.override()
-        if self._failure is not None:
-            raise self._failure
-        if not self.taken:
-            raise StackError("the fault did not fire: the pool had no machine to take")
-
-    def _follow(self) -> None:
-        try:
-            for count in self._counts.machines[1:]:
-                if self._stopped.wait(self._counts.seconds):
-                    return
-                self._limit(count)
-        except (FleetError, StackError) as error:
-            self._failure = error
-
-    def _limit(self, count: int) -> None:
+    def limit(count: int) -> None:
         """Set the capacity, and return when no more machines are left."""
-        self._provider.override(capacity=count)
-        deadline = time.monotonic() + FIRE_SECONDS
-        taken: set[str] = set()
-        while True:
-            present = sorted(self._provider.machines(), key=lambda one: one.launched_at)
-            if len(present) <= count:
-                break
-            if time.monotonic() > deadline:
-                raise StackError(f"the fault did not fire: {len(present)} machines are left")
-            for one in present[count:]:
-                self._provider.kill(one.id)
+        provider.override(capacity=count)
+
+        def are_few() -> bool:
+            surplus = sorted(provider.machines(), key=lambda one: one.launched_at)[count:]
+            for one in surplus:
+                provider.kill(one.id)
                 taken.add(one.id)
-            time.sleep(POLL_SECONDS)
-        self.taken += len(taken)
+            return not surplus
+
+        await_fault(are_few, f"more than {count} machines are left")
+
+    def follow() -> None:
+        for count in counts.machines[1:]:
+            if stopped.wait(counts.seconds):
+                return
+            limit(count)
+
+    try:
+        limit(counts.machines[0])
+        with ThreadPoolExecutor(1, "capacity") as thread:
+            following = thread.submit(follow)
+            try:
+                yield
+            finally:
+                stopped.set()
+        following.result()
+    finally:
+        provider.override()
+    if not taken:
+        raise StackError("the fault did not fire: the pool had no machine to take")
 
 
 class Clocks:
@@ -308,37 +276,26 @@ class Clocks:
             return False
 
 
-class StepClock(LastingFault):
-    """Step of a wall clock, and a step back in the end."""
+@contextmanager
+def step_clock(
+    name: str, clocks: Clocks, processes: Callable[[], set[Process]], seconds: int
+) -> Iterator[None]:
+    """Step the wall clocks of processes, which a function finds, and step them back in the end."""
+    #: Those that have read the clock since the step.
+    misled: set[Process] = set()
 
-    def __init__(
-        self,
-        name: str,
-        clocks: Clocks,
-        processes: Callable[[], set[Process]],
-        seconds: int,
-    ) -> None:
-        """Initialize with a function that finds the processes, and the step in seconds."""
-        self._name, self._clocks = name, clocks
-        self._processes, self._seconds = processes, seconds
-        #: Processes that have read the clock since the step.
-        self._misled: set[Process] = set()
+    def step(ahead: int) -> None:
+        clocks.set((each.pid for each in processes()), ahead)
 
-    def begin(self) -> None:
-        self._set(self._seconds)
-        deadline = time.monotonic() + FIRE_SECONDS
-        while not self._misled:
-            if time.monotonic() > deadline:
-                self._set(0)
-                raise StackError(f"the fault did not fire: {self._name} did not read its clock")
-            time.sleep(POLL_SECONDS)
-            self._misled = {each for each in self._processes() if self._clocks.has_read(each.pid)}
+    def is_read() -> bool:
+        misled.update(each for each in processes() if clocks.has_read(each.pid))
+        return bool(misled)
 
-    def end(self) -> None:
-        lasted = any(each.alive() for each in self._misled)
-        self._set(0)
-        if not lasted:
-            raise StackError(f"the fault did not last: {self._name} died")
-
-    def _set(self, seconds: int) -> None:
-        self._clocks.set((each.pid for each in self._processes()), seconds)
+    try:
+        step(seconds)
+        await_fault(is_read, f"{name} did not read its clock")
+        yield
+        lasted = any(each.alive() for each in misled)
+    finally:
+        step(0)
+    check_lasted(lasted, f"{name} died")

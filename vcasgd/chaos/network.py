@@ -14,10 +14,11 @@ import platform
 import socket
 import struct
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import closing, contextmanager
 from pathlib import Path
 
-from vcasgd.chaos.faults import FIRE_SECONDS, POLL_SECONDS, LastingFault
+from vcasgd.chaos.faults import FIRE_SECONDS, POLL_SECONDS, await_fault, check_lasted
 from vcasgd.chaos.scenario import Direction, OneWay
 from vcasgd.errors import StackError
 
@@ -73,47 +74,29 @@ class ControlGroup:
                 return
 
 
-class PacketLoss(LastingFault):
-    """Loss of all packets in a direction between a group's processes and a server."""
+@contextmanager
+def packet_loss(
+    name: str, group: ControlGroup, port: int, direction: Direction
+) -> Iterator[Callable[[], int]]:
+    """Lose all packets in a direction between a group's processes and a server.
 
-    def __init__(self, name: str, group: ControlGroup, port: int, direction: Direction) -> None:
-        self._name = name
-        self._group = group
-        self._port = port
-        self._directions: tuple[OneWay, ...] = (
-            ("to-server", "to-worker") if direction == "both" else (direction,)
-        )
-        self._filters: list[PacketFilter] = []
-        #: Number of lost packets, when the fault has ended.
-        self.dropped = 0
+    Gives a function that returns the number of lost packets.
+    """
+    directions: tuple[OneWay, ...] = (
+        ("to-server", "to-worker") if direction == "both" else (direction,)
+    )
+    with contextlib.ExitStack() as attached:
+        filters = [
+            attached.enter_context(closing(PacketFilter(group, port, one))) for one in directions
+        ]
 
-    def begin(self) -> None:
-        try:
-            for direction in self._directions:
-                self._filters.append(PacketFilter(self._group, self._port, direction))
-        except StackError:
-            self._close()
-            raise
-        deadline = time.monotonic() + FIRE_SECONDS
-        while not self._count():
-            if time.monotonic() > deadline:
-                self._close()
-                raise StackError(f"the fault did not fire: no packet of {self._name} was dropped")
-            time.sleep(POLL_SECONDS)
+        def dropped() -> int:
+            return sum(each.dropped() for each in filters)
 
-    def end(self) -> None:
-        lasted = bool(self._group.processes())
-        self.dropped = self._count()
-        self._close()
-        if not lasted:
-            raise StackError(f"the fault did not last: the machine before {self._name} was lost")
-
-    def _count(self) -> int:
-        return sum(each.dropped() for each in self._filters)
-
-    def _close(self) -> None:
-        for each in self._filters:
-            each.close()
+        await_fault(dropped, f"no packet of {name} was dropped")
+        yield dropped
+        lasted = bool(group.processes())
+    check_lasted(lasted, f"the machine before {name} was lost")
 
 
 class PacketFilter:

@@ -23,16 +23,15 @@ from vcasgd.chaos.audited_job import (
 )
 from vcasgd.chaos.faults import (
     Clocks,
-    Freeze,
-    FullDisk,
-    LastingFault,
-    LimitedCapacity,
-    SlowFsync,
-    StepClock,
+    freeze,
+    full_disk,
+    limited_capacity,
+    slow_fsync,
     small_disk,
+    step_clock,
 )
 from vcasgd.chaos.killers import Killer, Target, await_result
-from vcasgd.chaos.network import ControlGroup, PacketLoss
+from vcasgd.chaos.network import ControlGroup, packet_loss
 from vcasgd.chaos.scenario import Injection, Scenario, max_gap, schedule, shortfalls
 from vcasgd.errors import StackError, StoreError, VcasgdError
 from vcasgd.stack import StackHome, StackState, running
@@ -219,12 +218,10 @@ class _ScenarioRun:
             if injection.what in ("kill", "evict"):
                 self._take(injection)
                 return
-            fault = self._lasting(injection)
-            fault.begin()
-            time.sleep(injection.seconds)
-            fault.end()
-            if isinstance(fault, PacketLoss):
-                self._dropped[injection] = fault.dropped
+            with self._lasting(injection) as dropped:
+                time.sleep(injection.seconds)
+                if dropped is not None:
+                    self._dropped[injection] = dropped()
         except (VcasgdError, OSError) as error:
             self._errors.append(f"{injection}: {error}")
 
@@ -236,29 +233,29 @@ class _ScenarioRun:
         else:
             self._killer.kill_part(injection.where, random.Random())
 
-    def _lasting(self, injection: Injection) -> LastingFault:
+    def _lasting(self, injection: Injection) -> AbstractContextManager[Callable[[], int] | None]:
         if injection.counts is not None:
-            return LimitedCapacity(self._job.provider, injection.counts)
+            return limited_capacity(self._job.provider, injection.counts)
         if injection.what == "full-disk":
-            return FullDisk(self._job.home.storage)
+            return full_disk(self._job.home.storage)
         if injection.direction and self._group is not None:
             name = self._killer.name_of(injection.where, random.Random())
             port = StackState.read(self._job.home.path).ports[name]
-            return PacketLoss(name, self._group, port, injection.direction)
+            return packet_loss(name, self._group, port, injection.direction)
         if injection.what == "step-clock" and injection.where == "worker":
             return self._step_clock_of_a_machine(injection)
         name, process, find = self._killer.processes_of_a_part(injection.where, random.Random())
         if injection.what == "slow-fsync":
-            return SlowFsync(name, process, injection.delay)
+            return slow_fsync(name, process, injection.delay)
         if self._clocks is not None and injection.what == "step-clock":
-            return StepClock(name, self._clocks, find, round(injection.step))
-        return Freeze(name, find)
+            return step_clock(name, self._clocks, find, round(injection.step))
+        return freeze(name, find)
 
-    def _step_clock_of_a_machine(self, injection: Injection) -> StepClock:
+    def _step_clock_of_a_machine(self, injection: Injection) -> AbstractContextManager[None]:
         assert self._clocks is not None
         name = random.choice(self._killer.await_busy()).id
         processes = partial(self._job.provider.processes, name)
-        return StepClock(name, self._clocks, processes, round(injection.step))
+        return step_clock(name, self._clocks, processes, round(injection.step))
 
     def _machines(self) -> set[str]:
         return {one.id for one in self._job.provider.machines()}
