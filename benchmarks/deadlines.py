@@ -34,7 +34,7 @@ from vcasgd.fleet.observed import (
 )
 from vcasgd.fleet.plan import Launch, StartWorker, StopWorker, Terminate
 from vcasgd.fleet.plan.decide import decide
-from vcasgd.fleet.providers.base import Offer
+from vcasgd.schemas.costs import Offer
 from vcasgd.schemas.fleet import Machine, MachineState
 
 HERE = Path(__file__).resolve().parent
@@ -154,8 +154,11 @@ class PlannedFleet:
         self._history = ObservationTimes(since=0.0)
         self._market, self._refusals = Market(), 0
         self._draining: dict[str, str | None] = {}
-        offer = ("p", "z", "t", True, work.spot_price, work.on_demand_price, 1.0, 0, 0.0, "")
-        self._offers = (Offer(*offer),)
+        self._offers = (
+            Offer(pool="p", zone="z", machine_type="t", spot=True, price_per_hour=work.spot_price,
+                  on_demand_price_per_hour=work.on_demand_price, cpus=1.0, gpus=0, as_of=0.0,
+                  source=""),
+        )  # fmt: skip
 
     def run(self, counts: Sequence[int]) -> DeadlineRun:
         """Run the job as :func:`simulate` does."""

@@ -12,8 +12,7 @@ from support.fleets import NOW
 from vcasgd.errors import SpecError
 from vcasgd.fleet.estimate import WAITS, PlannedWork, estimate
 from vcasgd.fleet.observed import Market, PoolStatus
-from vcasgd.fleet.providers.base import Offer
-from vcasgd.schemas.costs import PlanView
+from vcasgd.schemas.costs import Offer, PlanView
 from vcasgd.spec.job import JobSpec
 
 MEASURED = PlannedWork(samples=36_000, rates={"east|small": 10.0, "west|small": 10.0})
@@ -91,7 +90,7 @@ def test_the_time_until_machines_train_counts() -> None:
 
 
 def test_the_age_of_an_old_price_is_said() -> None:
-    old = replace(offer("east", "a", 1.0), as_of=NOW - 400 * 86400)
+    old = offer("east", "a", 1.0).model_copy(update={"as_of": NOW - 400 * 86400})
     plan = planned(MEASURED, PoolStatus("east", offers=(old,)))
 
     (line,) = (line for line in plan.assumptions if "days old" in line)

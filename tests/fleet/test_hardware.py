@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from support.fleets import job, machine, observed, on
+from support.fleets import offer as offer_in
 
 from vcasgd.errors import SpecError
 from vcasgd.fleet.estimate import PlannedWork, estimate
@@ -14,7 +15,7 @@ from vcasgd.fleet.observed import PoolStatus, pools_in
 from vcasgd.fleet.plan import Launch, StartWorker
 from vcasgd.fleet.plan.decide import decide, make_plan
 from vcasgd.fleet.pools import pools_of_job
-from vcasgd.fleet.providers.base import Offer
+from vcasgd.schemas.costs import Offer
 from vcasgd.schemas.fleet import Machine
 from vcasgd.spec.hardware import Hardware, check_resources, shortfalls
 from vcasgd.spec.job import JobSpec
@@ -26,14 +27,13 @@ H100 = Hardware(26, 250.0, 2, "NVIDIA H100 80GB HBM3", 85.5)
 
 
 def offer(kind: str, has: Hardware, price: float, pool: str = "local") -> Offer:
-    return Offer(
-        pool, "z", kind, True, price, price, has.cpus, has.gpus, NOW, "test", has.memory_gb,
-        has.gpu, has.gpu_memory_gb,
-    )  # fmt: skip
+    return offer_in("z", price, kind, pool=pool, on_demand_price_per_hour=price, **vars(has))
 
 
 def pool(name: str, *offers: Offer, **more: Any) -> PoolStatus:
-    return PoolStatus(name, offers=tuple(replace(one, pool=name) for one in offers), **more)
+    return PoolStatus(
+        name, offers=tuple(one.model_copy(update={"pool": name}) for one in offers), **more
+    )
 
 
 def resources(**fields: Any) -> Resources:

@@ -25,7 +25,7 @@ from vcasgd.fleet.observed import Market, ObservationTimes, Observed, PoolStatus
 from vcasgd.fleet.plan import Launch, StartWorker, StopWorker, Terminate
 from vcasgd.fleet.plan.decide import decide
 from vcasgd.fleet.plan.purchases import SPREAD_PREMIUM, scores
-from vcasgd.fleet.providers.base import Offer
+from vcasgd.schemas.costs import Offer
 
 
 def pool(*offers: Offer, name: str = "local", **more: Any) -> PoolStatus:

@@ -24,7 +24,7 @@ from vcasgd.fleet.plan import (
     launch_token,
     market_name,
 )
-from vcasgd.fleet.providers.base import Offer
+from vcasgd.schemas.costs import Offer
 from vcasgd.schemas.fleet import Machine, MachineState
 
 NOW = 10_000.0

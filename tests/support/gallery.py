@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import math
 import time
-from dataclasses import asdict
 from typing import Any
 
 from support.api_harness import Api
 from support.lines import printed
-from vcasgd.fleet.providers.base import Offer
+from vcasgd.schemas.costs import Offer
 from vcasgd.store.keys import LedgerKeys
 from vcasgd.store.ledger.events import EventLog
 from vcasgd.store.ledger.job import JobState
@@ -79,7 +78,10 @@ def with_machines(api: Api, job: str) -> None:
 def with_fleet(api: Api, job: str) -> None:
     """Give the stack machines, one of which works for a job, and a pool that refuses launches."""
     now = time.time()
-    offer = asdict(Offer("spot", "eu-1a", "g5.xlarge", True, 0.3, 1.0, 4.0, 1, now, "test"))
+    offer = Offer(
+        pool="spot", zone="eu-1a", machine_type="g5.xlarge", spot=True, price_per_hour=0.3,
+        on_demand_price_per_hour=1.0, cpus=4.0, gpus=1, as_of=now, source="test",
+    ).model_dump()  # fmt: skip
     fields = {name: _MACHINE[name] for name in ("pool", "zone", "machine_type", "spot")}
     machine = {**fields, "state": "running", "joined": True, "launched_at": now - 300,
                "price_per_hour": 0.3, "job": job}  # fmt: skip

@@ -9,6 +9,7 @@ import pytest
 
 from vcasgd.errors import SpecError
 from vcasgd.fleet.prices import PriceTable, Told
+from vcasgd.spec.hardware import Hardware
 
 OVERRIDE = """
 aws:
@@ -28,7 +29,7 @@ def override(tmp_path: Path) -> Path:
 
 def test_packaged_price_has_a_date_and_a_source() -> None:
     price = PriceTable.load("aws").price("us-east-1", "c5.xlarge")
-    assert (price.on_demand, price.spot, price.cpus, price.gpus) == (0.17, None, 4, 0)
+    assert (price.on_demand, price.spot, price.hardware) == (0.17, None, Hardware(4, 8.59))
     assert price.as_of == datetime(2025, 3, 2, tzinfo=UTC).timestamp()
     assert "2025-03-02" in price.source
 
@@ -42,7 +43,7 @@ def test_what_the_cloud_tells_precedes_the_package_and_follows_the_users_file(
 
     assert table.price("us-east-1", "c5.xlarge").on_demand == 0.1
     price = table.price("us-east-1", "m5.large")
-    assert (price.on_demand, price.cpus) == (0.11, 2)
+    assert (price.on_demand, price.hardware.cpus) == (0.11, 2)
     assert price.source == f"price list of AWS ({datetime.now(UTC).date()})"
     assert table.price("us-east-2", "m5.large").source != price.source
 
@@ -54,7 +55,7 @@ def test_what_the_cloud_tells_precedes_the_package_and_follows_the_users_file(
 def test_google_types_with_gpus(kind: str, gpus: int, on_demand: float) -> None:
     """Their prices, from a source of their own, contain those of the GPUs."""
     price = PriceTable.load("gcp").price("us-central1", kind)
-    assert (price.gpus, price.on_demand) == (gpus, on_demand)
+    assert (price.hardware.gpus, price.on_demand) == (gpus, on_demand)
     assert price.spot is not None
     assert 0.2 < price.spot / price.on_demand < 0.6
     assert "SkyPilot" in price.source
@@ -70,14 +71,14 @@ def test_every_packaged_type_has_its_processors(cloud: str) -> None:
         for kind in each.on_demand[region]
     ]
     assert len(rows) > 50
-    assert all(row.cpus >= 2 and row.on_demand > 0.01 for row in rows)
+    assert all(row.hardware.cpus >= 2 and row.on_demand > 0.01 for row in rows)
 
 
 def test_price_of_the_file_takes_precedence(override: Path) -> None:
     table = PriceTable.load("aws", override)
     assert table.price("us-east-1", "c5.xlarge").on_demand == 0.1
     assert table.price("us-east-1", "c5.xlarge").source == "our contract (2026-11-01)"
-    assert table.price("us-east-1", "huge").gpus == 8
+    assert table.price("us-east-1", "huge").hardware.gpus == 8
     assert table.price("us-east-1", "m5.large").on_demand == 0.096
     assert table.price_or_highest("us-east-1", "m5.large") == 0.096
     assert table.price_or_highest("us-east-1", "unknown") == 41.5

@@ -24,8 +24,7 @@ from statistics import fmean, median, quantiles
 from vcasgd.errors import SpecError
 from vcasgd.fleet.observed import JobDemand, Rates
 from vcasgd.fleet.plan.purchases import price_of
-from vcasgd.fleet.providers.base import Offer
-from vcasgd.schemas.costs import DeadlineEstimate
+from vcasgd.schemas.costs import DeadlineEstimate, Offer
 from vcasgd.schemas.fleet import Machine
 
 #: Factor of the measured duration of the rest, for what isn't measured or gets slower.

@@ -19,10 +19,10 @@ from vcasgd.fleet.plan import Launch
 from vcasgd.fleet.plan.decide import decide
 from vcasgd.fleet.plan.purchases import price_of
 from vcasgd.fleet.pools import pools_of_job
-from vcasgd.fleet.providers.base import Offer
 from vcasgd.fleet.traffic import bytes_per_sample, described, traffic
 from vcasgd.schemas.costs import (
     DeadlineEstimate,
+    Offer,
     OfferView,
     PlanView,
     TrafficEstimateView,

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from pydantic import TypeAdapter
 
 from vcasgd.fleet.pools import JOIN
-from vcasgd.fleet.providers.base import Offer
+from vcasgd.schemas.costs import Offer
 from vcasgd.schemas.fleet import Machine, MachineState
 from vcasgd.spec.hardware import Hardware
 from vcasgd.spec.sections import Resources

@@ -31,8 +31,7 @@ from typing import NamedTuple
 from pydantic import Field, ValidationError
 
 from vcasgd.errors import FleetError, SpecError
-from vcasgd.fleet.pools import PoolSpec
-from vcasgd.fleet.providers.base import Offer
+from vcasgd.spec.hardware import Hardware
 from vcasgd.spec.problems import spec_error
 from vcasgd.spec.values import Size, StrictModel
 from vcasgd.spec.yaml import load_mapping
@@ -56,32 +55,10 @@ class ListPrice:
 
     on_demand: float
     spot: float | None
-    cpus: float
-    gpus: int
+    hardware: Hardware
     as_of: float
     """Unix seconds."""
     source: str
-    memory_gb: float | None = None
-    gpu: str = ""
-    gpu_memory_gb: float | None = None
-
-    def offer(self, spec: PoolSpec, zone: str, kind: str, price_per_hour: float) -> Offer:
-        """Return an offer of a pool at a price of this list."""
-        return Offer(
-            pool=spec.name,
-            zone=zone,
-            machine_type=kind,
-            spot=spec.spot,
-            price_per_hour=price_per_hour,
-            on_demand_price_per_hour=self.on_demand,
-            cpus=spec.cpus or self.cpus,
-            gpus=self.gpus if spec.gpus is None else spec.gpus,
-            as_of=self.as_of,
-            source=self.source,
-            memory_gb=spec.memory or self.memory_gb,
-            gpu=spec.gpu or self.gpu,
-            gpu_memory_gb=spec.gpu_memory or self.gpu_memory_gb,
-        )
 
 
 class _MachineType(StrictModel):
@@ -165,13 +142,9 @@ class PriceTable:
         return ListPrice(
             on_demand=table.on_demand[region][machine_type],
             spot=table.spot.get(region, {}).get(machine_type),
-            cpus=kind.cpus,
-            gpus=kind.gpus,
+            hardware=Hardware(kind.cpus, kind.memory, kind.gpus, kind.gpu, kind.gpu_memory),
             as_of=datetime.combine(table.as_of, time_of_day(), UTC).timestamp(),
             source=f"{table.source} ({table.as_of})",
-            memory_gb=kind.memory,
-            gpu=kind.gpu,
-            gpu_memory_gb=kind.gpu_memory,
         )
 
     def price_or_highest(self, region: str, machine_type: str) -> float:

@@ -9,6 +9,7 @@ from pydantic import Field
 
 from vcasgd.schemas.base import RequestBody, Schema
 from vcasgd.schemas.jobs import SubmittedSpec
+from vcasgd.spec.hardware import Hardware
 
 
 @dataclass(frozen=True)
@@ -86,9 +87,10 @@ class CostView(CostReport):
     max_cost_usd: float | None
 
 
-class PoolOffer(Schema):
-    """Current price of one machine type in one zone."""
+class Offer(Schema):
+    """Machine type that a pool sells in one zone, and its current price."""
 
+    pool: str = ""
     zone: str
     machine_type: str
     spot: bool
@@ -102,11 +104,15 @@ class PoolOffer(Schema):
     gpu: str = Field(default="", description="Name of its GPUs.")
     gpu_memory_gb: float | None = Field(default=None, description="Of one GPU.")
 
+    @property
+    def hardware(self) -> Hardware:
+        """Hardware of a machine of this type."""
+        return Hardware(self.cpus, self.memory_gb, self.gpus, self.gpu, self.gpu_memory_gb)
 
-class OfferView(PoolOffer):
+
+class OfferView(Offer):
     """An offer of a pool to a job."""
 
-    pool: str
     samples_per_second: float | None
     usd_per_million_samples: float | None
     machines: int = Field(description="Number of machines that the job would buy.")
@@ -200,7 +206,7 @@ class PoolSpend(Schema):
     usd_per_hour: float
     spent_usd: float
     on_demand_usd: float
-    offers: list[PoolOffer] | None = Field(description="null until prices are known.")
+    offers: list[Offer] | None = Field(description="null until prices are known.")
 
 
 class SpendView(Schema):

@@ -12,7 +12,8 @@ from typing import Any, TextIO, cast
 from vcasgd.cluster import Cluster
 from vcasgd.controller.fleet.pools import PoolRegistry
 from vcasgd.fleet.pools import LocalPoolSpec
-from vcasgd.fleet.providers.base import Boot, Offer, Provider
+from vcasgd.fleet.providers.base import Boot, Provider
+from vcasgd.schemas.costs import Offer
 from vcasgd.schemas.fleet import Machine, MachineState
 
 #: Name of the only pool.
@@ -66,8 +67,16 @@ class SimulatedCloud(Provider[LocalPoolSpec]):
     # -- provider ------------------------------------------------------------------------------
 
     def offers(self, pool: str) -> list[Offer]:
+        priced: dict[str, Any] = {"pool": pool, "spot": True, "cpus": 4.0, "gpus": 0,
+                                  "as_of": time.time(), "source": "simulated"}  # fmt: skip
         return [
-            Offer(pool, zone, kind, True, price, 3 * price, 4.0, 0, time.time(), "simulated")
+            Offer(
+                **priced,
+                zone=zone,
+                machine_type=kind,
+                price_per_hour=price,
+                on_demand_price_per_hour=3 * price,
+            )
             for zone in ("a", "b", "c")
             for kind, price in (("small", 0.1), ("large", 0.11))
         ]

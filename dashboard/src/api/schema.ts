@@ -2511,10 +2511,15 @@ export interface components {
             };
         };
         /**
-         * OfferView
-         * @description An offer of a pool to a job.
+         * Offer
+         * @description Machine type that a pool sells in one zone, and its current price.
          */
-        OfferView: {
+        Offer: {
+            /**
+             * Pool
+             * @default
+             */
+            pool: string;
             /** Zone */
             zone: string;
             /** Machine Type */
@@ -2549,8 +2554,51 @@ export interface components {
              * @description Of one GPU.
              */
             gpu_memory_gb: number | null;
-            /** Pool */
+        };
+        /**
+         * OfferView
+         * @description An offer of a pool to a job.
+         */
+        OfferView: {
+            /**
+             * Pool
+             * @default
+             */
             pool: string;
+            /** Zone */
+            zone: string;
+            /** Machine Type */
+            machine_type: string;
+            /** Spot */
+            spot: boolean;
+            /** Cpus */
+            cpus: number;
+            /** Gpus */
+            gpus: number;
+            /** Price Per Hour */
+            price_per_hour: number;
+            /** On Demand Price Per Hour */
+            on_demand_price_per_hour: number;
+            /**
+             * As Of
+             * @description Time of the price.
+             */
+            as_of: number;
+            /** Source */
+            source: string;
+            /** Memory Gb */
+            memory_gb: number | null;
+            /**
+             * Gpu
+             * @description Name of its GPUs.
+             * @default
+             */
+            gpu: string;
+            /**
+             * Gpu Memory Gb
+             * @description Of one GPU.
+             */
+            gpu_memory_gb: number | null;
             /** Samples Per Second */
             samples_per_second: number | null;
             /** Usd Per Million Samples */
@@ -2581,6 +2629,13 @@ export interface components {
             /** Job */
             job: string;
             /**
+             * Env
+             * @description Environment of its process, with credentials for this job only. In URLs, `/sockets` stands for the folder with one Unix socket for each service.
+             */
+            env: {
+                [key: string]: string;
+            };
+            /**
              * Name
              * @description Name of the job, for people.
              */
@@ -2590,13 +2645,6 @@ export interface components {
              * @description Digest of the job's code.
              */
             package: string;
-            /**
-             * Env
-             * @description Environment of its process, with credentials for this job only. In URLs, `/sockets` stands for the folder with one Unix socket for each service.
-             */
-            env: {
-                [key: string]: string;
-            };
             /**
              * Progress
              * @description Finished part of the job, 0 to 1.
@@ -2710,46 +2758,6 @@ export interface components {
             on_demand_usd: number;
         };
         /**
-         * PoolOffer
-         * @description Current price of one machine type in one zone.
-         */
-        PoolOffer: {
-            /** Zone */
-            zone: string;
-            /** Machine Type */
-            machine_type: string;
-            /** Spot */
-            spot: boolean;
-            /** Cpus */
-            cpus: number;
-            /** Gpus */
-            gpus: number;
-            /** Price Per Hour */
-            price_per_hour: number;
-            /** On Demand Price Per Hour */
-            on_demand_price_per_hour: number;
-            /**
-             * As Of
-             * @description Time of the price.
-             */
-            as_of: number;
-            /** Source */
-            source: string;
-            /** Memory Gb */
-            memory_gb: number | null;
-            /**
-             * Gpu
-             * @description Name of its GPUs.
-             * @default
-             */
-            gpu: string;
-            /**
-             * Gpu Memory Gb
-             * @description Of one GPU.
-             */
-            gpu_memory_gb: number | null;
-        };
-        /**
          * PoolRow
          * @description A pool of machines, as the controller last observed it.
          */
@@ -2839,7 +2847,7 @@ export interface components {
              * Offers
              * @description null until prices are known.
              */
-            offers: components["schemas"]["PoolOffer"][] | null;
+            offers: components["schemas"]["Offer"][] | null;
         };
         /**
          * ProgressView

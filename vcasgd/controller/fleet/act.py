@@ -23,8 +23,9 @@ from vcasgd.fleet.observed import Observed
 from vcasgd.fleet.plan import Blame, Launch, StartWorker, StopWorker, Terminate, market_name
 from vcasgd.fleet.plan.purchases import price_of
 from vcasgd.fleet.pools import JOINING_PROVIDERS, cache_name
-from vcasgd.fleet.providers.base import MACHINE_ID, PYTHON, Boot, Offer, Provider
+from vcasgd.fleet.providers.base import MACHINE_ID, PYTHON, Boot, Provider
 from vcasgd.logging import bound
+from vcasgd.schemas.costs import Offer
 from vcasgd.schemas.fleet import Machine, MachineState
 from vcasgd.settings import Settings
 from vcasgd.store.admission import joined_environment, worker_environment

@@ -15,7 +15,8 @@ from vcasgd.controller.fleet.cloud_calls import CallKind, CloudCalls
 from vcasgd.controller.fleet.pools import PoolRegistry
 from vcasgd.errors import FleetError, VcasgdError
 from vcasgd.fleet.plan import Blame
-from vcasgd.fleet.providers.base import Offer, Provider
+from vcasgd.fleet.providers.base import Provider
+from vcasgd.schemas.costs import Offer
 from vcasgd.schemas.fleet import Machine, MachineState
 
 log = logging.getLogger(__name__)

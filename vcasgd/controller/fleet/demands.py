@@ -18,8 +18,8 @@ from vcasgd.fleet.costs import (
 from vcasgd.fleet.observed import JobDemand, Limits
 from vcasgd.fleet.plan.purchases import price_of
 from vcasgd.fleet.pools import PoolSpec, pools_of_job
-from vcasgd.fleet.providers.base import Offer
 from vcasgd.logging import isolated
+from vcasgd.schemas.costs import Offer
 from vcasgd.schemas.fleet import Machine, MachineState
 from vcasgd.settings import Settings
 from vcasgd.spec.hardware import Hardware, shortfalls

@@ -19,8 +19,8 @@ from vcasgd.fleet.observed import (
 )
 from vcasgd.fleet.plan.shares import within_limits
 from vcasgd.fleet.pools import JOIN
-from vcasgd.fleet.providers.base import Offer
 from vcasgd.logging import isolated
+from vcasgd.schemas.costs import Offer
 from vcasgd.schemas.fleet import Machine, MachineState
 from vcasgd.spec.hardware import Hardware
 from vcasgd.store.ledger.api_tokens import ApiToken, ApiTokens

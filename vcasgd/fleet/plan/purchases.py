@@ -10,7 +10,7 @@ from statistics import median
 
 from vcasgd.fleet.observed import JobDemand, Observed, PoolStatus, Rates, highest_price
 from vcasgd.fleet.plan import Launch, launch_token, market_name
-from vcasgd.fleet.providers.base import Offer
+from vcasgd.schemas.costs import Offer
 from vcasgd.spec.hardware import shortfalls
 
 #: Largest premium, as a share of the cheapest price of a sample, for spreading over zones and for

@@ -13,7 +13,6 @@ import logging
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
@@ -46,12 +45,13 @@ from vcasgd.fleet.providers.aws_calls import (
 from vcasgd.fleet.providers.base import (
     Boot,
     LaunchOrder,
-    Offer,
     Provider,
+    offer_of,
     one_line,
     refusal_of,
 )
 from vcasgd.fleet.providers.user_data import boot_environment, combined, worker_script
+from vcasgd.schemas.costs import Offer
 from vcasgd.schemas.fleet import Machine, MachineState
 
 log = logging.getLogger(__name__)
@@ -136,7 +136,13 @@ class AwsProvider(Provider[AwsPoolSpec]):
             return offers
         spot, source = self._spot_prices(spec.machine_types, spec.zones), "EC2 spot price history"
         return [
-            replace(offer, price_per_hour=price.per_hour, as_of=price.since, source=source)
+            offer.model_copy(
+                update={
+                    "price_per_hour": price.per_hour,
+                    "as_of": price.since,
+                    "source": source,
+                }
+            )
             for offer in offers
             if (price := spot.get((offer.machine_type, offer.zone))) is not None
         ]
@@ -302,7 +308,7 @@ class AwsProvider(Provider[AwsPoolSpec]):
     def _offer(self, spec: AwsPoolSpec, zone: str, kind: str) -> Offer:
         """Return an offer at the price on demand."""
         listed = self._table.price(self._region, kind)
-        return listed.offer(spec, zone, kind, listed.on_demand)
+        return offer_of(spec, zone, kind, listed.on_demand, listed)
 
     def _call(self, operation: str, pool: str | None, arguments: dict[str, Any]) -> Any:
         return call(self._ec2, operation, pool, arguments)

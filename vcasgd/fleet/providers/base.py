@@ -23,9 +23,10 @@ from vcasgd.errors import (
     Throttled,
 )
 from vcasgd.fleet.pools import PoolSpec
+from vcasgd.fleet.prices import ListPrice
 from vcasgd.printable import printable
+from vcasgd.schemas.costs import Offer
 from vcasgd.schemas.fleet import Machine
-from vcasgd.spec.hardware import Hardware
 
 #: Placeholder for the machine's id in a :class:`Boot`; the id is unknown before the launch.
 MACHINE_ID = "{machine_id}"
@@ -35,33 +36,6 @@ BOOT_ERROR_LENGTH = 250
 CONNECTIONS = 20
 #: Placeholder for the machine's Python, which has vcasgd installed.
 PYTHON = "{python}"
-
-
-@dataclass(frozen=True)
-class Offer:
-    """Machine type that a pool sells in one zone. Prices are USD per hour."""
-
-    pool: str
-    zone: str
-    machine_type: str
-    spot: bool
-    price_per_hour: float
-    on_demand_price_per_hour: float
-    cpus: float
-    gpus: int
-    as_of: float
-    """Time of the price (Unix seconds)."""
-    source: str
-    """Source of the price, as text for people."""
-    memory_gb: float | None = None
-    gpu: str = ""
-    gpu_memory_gb: float | None = None
-    """The last three are as those of :class:`~vcasgd.spec.hardware.Hardware`."""
-
-    @property
-    def hardware(self) -> Hardware:
-        """Hardware of a machine of this type."""
-        return Hardware(self.cpus, self.memory_gb, self.gpus, self.gpu, self.gpu_memory_gb)
 
 
 @dataclass(frozen=True)
@@ -269,6 +243,29 @@ class Provider(ABC, Generic[Spec]):
                 remedy=f"known pools: {', '.join(self._pools)}",
             )
         return self._pools[name]
+
+
+def offer_of(spec: PoolSpec, zone: str, kind: str, price: float, listed: ListPrice) -> Offer:
+    """Return a pool's offer of a type at a price in USD per hour.
+
+    What the pool says of its machines' hardware replaces what is listed.
+    """
+    has = listed.hardware
+    return Offer(
+        pool=spec.name,
+        zone=zone,
+        machine_type=kind,
+        spot=spec.spot,
+        price_per_hour=price,
+        on_demand_price_per_hour=listed.on_demand,
+        cpus=spec.cpus or has.cpus,
+        gpus=has.gpus if spec.gpus is None else spec.gpus,
+        as_of=listed.as_of,
+        source=listed.source,
+        memory_gb=spec.memory or has.memory_gb,
+        gpu=spec.gpu or has.gpu,
+        gpu_memory_gb=spec.gpu_memory or has.gpu_memory_gb,
+    )
 
 
 def _narrowed(

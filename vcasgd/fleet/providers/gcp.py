@@ -29,8 +29,8 @@ from vcasgd.fleet.prices import PriceTable
 from vcasgd.fleet.providers.base import (
     Boot,
     LaunchOrder,
-    Offer,
     Provider,
+    offer_of,
     one_line,
     refusal_of,
 )
@@ -57,6 +57,7 @@ from vcasgd.fleet.providers.gcp_calls import (
 )
 from vcasgd.fleet.providers.gcp_prices import catalog_prices
 from vcasgd.fleet.providers.user_data import boot_environment, combined, worker_script
+from vcasgd.schemas.costs import Offer
 from vcasgd.schemas.fleet import Machine
 
 #: Time limit for all zones and types of a launch; later results appear in the listing.
@@ -115,7 +116,7 @@ class GcpProvider(Provider[GcpPoolSpec]):
     def _offer(self, spec: GcpPoolSpec, zone: str, kind: str) -> Offer:
         """Return an offer. A type costs the same in all zones of a region."""
         listed, price = priced(spec, kind, self._table)
-        return listed.offer(spec, zone, kind, price)
+        return offer_of(spec, zone, kind, price, listed)
 
     def _launch(self, order: LaunchOrder[GcpPoolSpec]) -> list[str]:
         """See the contract. Repeat a launch with the same zones and types."""

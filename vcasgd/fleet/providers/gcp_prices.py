@@ -14,8 +14,9 @@ from typing import Any
 
 from vcasgd.errors import CloudUnavailable
 from vcasgd.fleet.pools import GcpPoolSpec
-from vcasgd.fleet.prices import ListPrice, PriceTable, Told
+from vcasgd.fleet.prices import PriceTable, Told
 from vcasgd.fleet.providers.gcp_calls import attempt, session
+from vcasgd.spec.hardware import Hardware
 
 CATALOG = "https://cloudbilling.googleapis.com"
 #: Compute Engine in the catalog.
@@ -50,7 +51,7 @@ def catalog_prices(pools: Sequence[GcpPoolSpec], table: PriceTable, url: str | N
     rates = attempt(lambda: _rates(_skus(url), regions))
     on_demand, spot = Told({region: {} for region in regions}, {region: {} for region in regions})
     for region, kind in {(pool.region, kind) for pool in pools for kind in pool.machine_types}:
-        parts = _parts(kind, table.price(region, kind))
+        parts = _parts(kind, table.price(region, kind).hardware)
         with contextlib.suppress(KeyError):
             on_demand[region][kind], spot[region][kind] = (
                 round(sum(count * rates[region, usage, what] for what, count in parts.items()), 6)
@@ -59,7 +60,7 @@ def catalog_prices(pools: Sequence[GcpPoolSpec], table: PriceTable, url: str | N
     return Told(on_demand, spot)
 
 
-def _parts(kind: str, size: ListPrice) -> dict[str, float]:
+def _parts(kind: str, size: Hardware) -> dict[str, float]:
     family = kind.partition("-")[0]
     name = _FAMILIES.get(family, f"{family.upper()} Instance")
     # Tables keep tenths of gigabytes.

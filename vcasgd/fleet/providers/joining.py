@@ -10,8 +10,11 @@ from typing import Any, TypeVar
 
 from vcasgd.errors import NoCapacity
 from vcasgd.fleet.pools import ExecPoolSpec, JoinPoolSpec, KubernetesPoolSpec, SlurmPoolSpec
-from vcasgd.fleet.providers.base import LaunchOrder, Offer, Provider
+from vcasgd.fleet.prices import ListPrice
+from vcasgd.fleet.providers.base import LaunchOrder, Provider, offer_of
+from vcasgd.schemas.costs import Offer
 from vcasgd.schemas.fleet import Machine, MachineState
+from vcasgd.spec.hardware import Hardware
 
 #: Seconds that a machine has after an eviction without a time.
 NOTICE_SECONDS = 30.0
@@ -158,21 +161,9 @@ class OrderedProvider(Provider[Ordered]):
 
     def _offer(self, spec: Ordered, zone: str, kind: str) -> Offer:
         price, on_demand = _prices(spec)
-        return Offer(
-            pool=spec.name,
-            zone=zone,
-            machine_type=kind,
-            spot=spec.spot,
-            price_per_hour=price,
-            on_demand_price_per_hour=on_demand,
-            cpus=float(spec.cpus or 1),
-            gpus=spec.gpus or 0,
-            as_of=time.time(),
-            source="the pools file",
-            memory_gb=spec.memory or spec.template.memory_gb,
-            gpu=spec.gpu or "",
-            gpu_memory_gb=spec.gpu_memory,
-        )
+        hardware = Hardware(1.0, spec.template.memory_gb)
+        listed = ListPrice(on_demand, None, hardware, time.time(), "the pools file")
+        return offer_of(spec, zone, kind, price, listed)
 
     def _completed(self, listed: Listed, left_at: float | None) -> Machine:
         """Return a machine with what its pool determines.

@@ -104,7 +104,7 @@ def ask_account(settings: Settings, pool: PoolSpec) -> AccountAnswer:
     for kind in pool.machine_types:
         with suppress(SpecError):
             table = PriceTable.load(pool.provider, settings.prices)
-            cpus[kind] = table.price(pool.region, kind).cpus
+            cpus[kind] = table.price(pool.region, kind).hardware.cpus
     if isinstance(pool, AwsPoolSpec):
         from vcasgd.fleet.providers.aws_calls import ask_aws
 

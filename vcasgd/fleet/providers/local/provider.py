@@ -22,7 +22,8 @@ from pydantic import ValidationError
 
 from vcasgd.errors import FleetError, NoCapacity
 from vcasgd.fleet.pools import LocalPoolSpec
-from vcasgd.fleet.providers.base import Boot, LaunchOrder, Offer, Provider
+from vcasgd.fleet.prices import ListPrice
+from vcasgd.fleet.providers.base import Boot, LaunchOrder, Provider, offer_of
 from vcasgd.fleet.providers.local.directory import (
     UNFINISHED,
     LaunchRequest,
@@ -34,7 +35,9 @@ from vcasgd.fleet.providers.local.processes import Process, processes_of
 from vcasgd.fleet.providers.local.spawn import Spawner
 from vcasgd.gpus import VISIBLE
 from vcasgd.local_files import hold_lock
+from vcasgd.schemas.costs import Offer
 from vcasgd.schemas.fleet import Machine, MachineState
+from vcasgd.spec.hardware import Hardware
 from vcasgd.spec.problems import spec_error
 
 #: Seconds that machines outlive the stack that owns them; enough to restart it after a crash.
@@ -108,21 +111,9 @@ class LocalProvider(Provider[LocalPoolSpec]):
         write_json(self._override, fields)
 
     def _offer(self, spec: LocalPoolSpec, zone: str, kind: str) -> Offer:
-        return Offer(
-            pool=spec.name,
-            zone=zone,
-            machine_type=kind,
-            spot=spec.spot,
-            price_per_hour=_price(spec, spot=spec.spot),
-            on_demand_price_per_hour=_price(spec, spot=False),
-            cpus=spec.cpus or 1.0,
-            gpus=spec.gpus or 0,
-            as_of=time.time(),
-            source="settings of the pool",
-            memory_gb=spec.memory,
-            gpu=spec.gpu or "",
-            gpu_memory_gb=spec.gpu_memory,
-        )
+        on_demand, source = _price(spec, spot=False), "settings of the pool"
+        listed = ListPrice(on_demand, None, Hardware(1.0), time.time(), source)
+        return offer_of(spec, zone, kind, _price(spec, spot=spec.spot), listed)
 
     def _launch(self, order: LaunchOrder[LocalPoolSpec]) -> list[str]:
         """See the contract. A token is valid while a directory of its machines is kept.
