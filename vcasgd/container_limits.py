@@ -50,7 +50,8 @@ def _groups(controller: str, root: Path) -> Iterator[Path]:
         of_version_1 = kind == "cgroup" and controller in options.split(",")
         if name in paths and (kind == "cgroup2" or of_version_1):
             top, place = where.split()[3:5]
-            yield from _upwards(root / place.lstrip("/"), _below(paths[name], top))
+            below = _below(paths[name], top)
+            yield from (root / place.lstrip("/") / each for each in (below, *below.parents))
 
 
 def _below(path: str, top: str) -> PurePosixPath:
@@ -59,11 +60,6 @@ def _below(path: str, top: str) -> PurePosixPath:
     if ".." in own.parts or not own.is_relative_to(top):
         return PurePosixPath()
     return own.relative_to(top)
-
-
-def _upwards(place: Path, below: PurePosixPath) -> Iterator[Path]:
-    for each in (below, *below.parents):
-        yield place / each
 
 
 def _memory_limit(group: Path) -> float:

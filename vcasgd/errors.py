@@ -27,6 +27,7 @@ An error that stops one machine is its own fault once another machine has done t
 from __future__ import annotations
 
 from enum import StrEnum
+from functools import partial
 from typing import Any, ClassVar
 
 
@@ -47,13 +48,7 @@ class VcasgdError(Exception):
         return f"{self.message} ({self.remedy})" if self.remedy else self.message
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _rebuild, (type(self), self.message, self.remedy, self.details)
-
-
-def _rebuild(
-    kind: type[VcasgdError], message: str, remedy: str | None, details: dict[str, Any]
-) -> VcasgdError:
-    return kind(message, remedy=remedy, **details)
+        return partial(type(self), self.message, remedy=self.remedy, **self.details), ()
 
 
 class SpecError(VcasgdError):

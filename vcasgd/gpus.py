@@ -64,7 +64,10 @@ def peak_flops(name: str) -> float | None:
 
 
 def _visible(nvml: Any, listed: str | None) -> Iterator[Gpu]:
-    names = _all(nvml) if listed is None else [name.strip() for name in listed.split(",")]
+    if listed is None:
+        names = list(map(str, range(nvml.nvmlDeviceGetCount())))
+    else:
+        names = [name.strip() for name in listed.split(",")]
     for name in names:
         try:
             handle = _handle(nvml, name)
@@ -79,10 +82,6 @@ def _visible(nvml: Any, listed: str | None) -> Iterator[Gpu]:
         except nvml.NVMLError:
             # As CUDA does: an entry that is no GPU hides those behind it.
             return
-
-
-def _all(nvml: Any) -> list[str]:
-    return [str(number) for number in range(nvml.nvmlDeviceGetCount())]
 
 
 def _handle(nvml: Any, name: str) -> Any:

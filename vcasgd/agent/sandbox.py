@@ -113,6 +113,7 @@ class Sandbox:
         ``inside``: by its place there, each file of this machine that it can read besides.
         """
         processors = ",".join(map(str, self.processors))
+        read_only = _outermost([*_python_folders(), *self.shared])
         return [
             *("nice", "-n", str(NICENESS), "taskset", "-c", processors),
             *("choom", "-n", str(OOM_SCORE), "--"),
@@ -125,7 +126,7 @@ class Sandbox:
             *self._system(),
             *self._devices(),
             *("--size", str(self.files), "--tmpfs", str(TEMPORARY), "--dir", str(HOME)),
-            *_read_only(_outermost([*_python_folders(), *self.shared])),
+            *_bound("--ro-bind", {each: each for each in read_only}),
             *_bound("--ro-bind", inside or {}),
             *("--remount-ro", "/dev", "--remount-ro", "/", "--chdir", str(TEMPORARY), "--"),
             # Counted in the sandbox only, where no process of the owner counts.
@@ -241,10 +242,6 @@ def _outermost(folders: Iterable[Path]) -> list[Path]:
         if not any(folder.is_relative_to(each) for each in (*map(Path, _SYSTEM), *kept)):
             kept.append(folder)
     return kept
-
-
-def _read_only(folders: Iterable[Path]) -> Iterator[str]:
-    return _bound("--ro-bind", {each: each for each in folders})
 
 
 def _bound(option: str, places: Mapping[Path, Path]) -> Iterator[str]:

@@ -267,7 +267,9 @@ def collect(home: StackHome, ledger: RedisClient, job: str) -> Evidence:
         "pools": lambda: _rows(control.pools()),
     }
     evidence = {title: _read(source) for title, source in sources.items()}
-    evidence |= {f"{_title(log)} log": last_lines(log, LOG_LINES) for log in _logs(home, state)}
+    for log in _logs(home, state):
+        title = log.parent.name if log.name == "machine.log" else log.stem
+        evidence[f"{title} log"] = last_lines(log, LOG_LINES)
     return {
         title: [home.without_secrets(line)[:LINE_LENGTH] for line in lines]
         for title, lines in evidence.items()
@@ -351,7 +353,3 @@ def _ray_logs(state: StackState) -> list[Path]:
     with contextlib.suppress(OSError):
         return sorted(Path(state.scratch).glob("*/session_2*/logs")) if state.scratch else []
     return []
-
-
-def _title(log: Path) -> str:
-    return log.parent.name if log.name == "machine.log" else log.stem

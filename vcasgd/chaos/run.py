@@ -71,11 +71,12 @@ def run_scenario(
     :class:`~vcasgd.errors.StackError` if the stack does not start.
     """
     plan, report = schedule(scenario, WORKERS), ScenarioReport()
+    full = any(each.what == "full-disk" for each in plan)
     epochs = epochs_for(max(each.end for each in plan) + SETTLE_SECONDS + SPARE_SECONDS)
     with report_folder(report) as folder:
         settings = own_settings(folder / "home")
         with (
-            _disk_for(plan, StackHome(settings.home_path).storage),
+            small_disk(StackHome(settings.home_path).storage) if full else nullcontext(),
             _clocks_for(plan, folder / "clocks") as clocks,
             running(settings) as state,
             audited_job(settings, state, epochs, report, folder) as job,
@@ -96,10 +97,6 @@ def run_scenario(
             if problems:
                 raise StackError("; ".join(problems))
     return report
-
-
-def _disk_for(plan: list[Injection], folder: Path) -> AbstractContextManager[None]:
-    return small_disk(folder) if any(each.what == "full-disk" for each in plan) else nullcontext()
 
 
 @contextmanager

@@ -108,7 +108,9 @@ class Faults:
     killed: str | None = None
 
     def __call__(self, status: JobStatus) -> None:
-        training = [row for row in status.workers if _trains(row)]
+        training = [
+            row for row in status.workers if row.steps and not row.notice and not row.leaving
+        ]
         complete, done = len(training) >= WORKERS, status.job.progress.fraction
         if self.evicted is None:
             if training and (complete or done >= LATEST_EVICTION):
@@ -124,10 +126,6 @@ class Faults:
             return self.client.evict(worker.name, kill=kill).machine
         except ApiError:
             return None
-
-
-def _trains(row: WorkerRow) -> bool:
-    return bool(row.steps) and not row.notice and not row.leaving
 
 
 class Interrupted(Exception):

@@ -171,7 +171,8 @@ def table(rows: Iterable[Mapping[str, Any]], columns: Columns) -> Table:
     for heading in columns:
         result.add_column(heading, no_wrap=True)
     for row in rows:
-        result.add_row(*(_text(value(row)) for value in columns.values()))
+        cells = (value(row) for value in columns.values())
+        result.add_row(*("" if cell is None else str(cell) for cell in cells))
     return result
 
 
@@ -202,7 +203,3 @@ def percent(value: float | None) -> str:
 def size(count: float | None) -> str:
     """Return a number of bytes as text, such as ``1.2 GB``."""
     return "" if count is None else decimal(int(count))
-
-
-def _text(value: object) -> str:
-    return "" if value is None else str(value)

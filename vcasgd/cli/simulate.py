@@ -70,7 +70,8 @@ def simulate(
     from vcasgd.storage.base_files import prepare_base
 
     spec = load_job(file, changes or ())
-    _check(trace, faster)
+    if trace is None and faster != 1:
+        raise SpecError("--faster: has no effect without --trace", field="faster")
     prepare_base(spec.base, load_settings())
     lives = machines(workers, trace, faster, seed, RETRY_SECONDS)
     outcome = Simulation(
@@ -86,11 +87,6 @@ def simulate(
         show_json({**outcome.to_dict(), "usd": usd})
     else:
         _show(outcome, price)
-
-
-def _check(trace: Path | None, faster: float) -> None:
-    if trace is None and faster != 1:
-        raise SpecError("--faster: has no effect without --trace", field="faster")
 
 
 def _line(point: Point) -> str:

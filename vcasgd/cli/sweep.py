@@ -146,16 +146,14 @@ def _show(jobs: Sequence[Job], metric: Metric | None, *, as_json: bool) -> None:
         "BEST": lambda row: (
             None if row["best"] is None else metric_text(row["metric"], row["best"])
         ),
-        **{_heading(each): _difference(each) for each in rows[0]["differences"]},
+        **{
+            each.removeprefix("args.").upper(): _difference(each) for each in rows[0]["differences"]
+        },
         "SAMPLES": lambda row: row["samples"],
         "TOOK": lambda row: duration(row["seconds"]),
         "USD": lambda row: f"{row['spent_usd']:.4f}",
     }
     show_rows(rows, columns, as_json=False)
-
-
-def _heading(field: str) -> str:
-    return field.removeprefix("args.").upper()
 
 
 def _difference(field: str) -> Any:

@@ -59,7 +59,9 @@ class Axis:
             )
         if found := _RANGE.fullmatch(values):
             return cls._range(text, field, *found.groups())
-        return cls(field, tuple(part.strip() for part in _split(values)))
+        # At commas that are in no brackets.
+        parts = re.split(r",(?![^\[{]*[\]}])", values)
+        return cls(field, tuple(part.strip() for part in parts))
 
     @classmethod
     def _range(cls, text: str, field: str, distribution: str, low: str, high: str) -> Axis:
@@ -95,11 +97,6 @@ class Axis:
 def _number(value: float) -> str:
     """Return four digits as YAML reads a number that isn't whole."""
     return f"{value:#.4g}"
-
-
-def _split(values: str) -> list[str]:
-    """Split at commas that are in no brackets."""
-    return re.split(r",(?![^\[{]*[\]}])", values)
 
 
 def grid(axes: Sequence[Axis]) -> list[Trial]:

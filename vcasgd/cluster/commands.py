@@ -76,12 +76,9 @@ class Command:
     env: dict[str, str]
 
     def __repr__(self) -> str:
-        shown = {name: _redacted(name, value) for name, value in self.env.items()}
+        secret = {name for name in self.env if any(mark in name.upper() for mark in _SECRETS)}
+        shown = {name: "***" if name in secret else each for name, each in self.env.items()}
         return f"Command(argv={self.argv!r}, env={shown!r})"
-
-
-def _redacted(name: str, value: str) -> str:
-    return "***" if any(mark in name.upper() for mark in _SECRETS) else value
 
 
 def node_command(

@@ -104,15 +104,11 @@ class ModuleTask(LoopInThread):
             "accumulate_grad_batches": accumulate_grad_batches,
             "precision": precision,
         }
-        self._check_options()
+        if str(precision) in ("16-true", "transformer-engine"):
+            raise _refused(f"precision {precision}", "use 32-true, bf16-mixed, or 16-mixed")
         self._trainer: JobTrainer | None = None
         self._evaluated: list[Callback] = []
         self._validation = _Validation()
-
-    def _check_options(self) -> None:
-        if str(self._options["precision"]) in ("16-true", "transformer-engine"):
-            precision = self._options["precision"]
-            raise _refused(f"precision {precision}", "use 32-true, bf16-mixed, or 16-mixed")
 
     def __call__(self, **args: Any) -> ModuleTask:
         """Return the same task with a job's ``args``."""

@@ -97,7 +97,8 @@ def repeated_hooks(
     names: list[str] = []
     found: list[Callable[[], Clip]] = []
     for name in _GRADIENT_HOOKS:
-        own = [each for each in callbacks if _overrides(each, name)]
+        known = hasattr(Callback, name)
+        own = [one for one in callbacks if known and is_overridden(name, one, parent=Callback)]
         for each in [*own, *([module] if is_overridden(name, module) else [])]:
             hook: Any = inspect.unwrap(getattr(type(each), name))
             code = changes_of_hook(hook)
@@ -109,10 +110,6 @@ def repeated_hooks(
             names.append(name)
             found.append(partial(_in_hook, code, hook, each, trainer))
     return names, partial(_in_turn, found) if found else None
-
-
-def _overrides(callback: Callback, name: str) -> bool:
-    return hasattr(Callback, name) and is_overridden(name, callback, parent=Callback)
 
 
 def _in_turn(hooks: Sequence[Callable[[], Clip]]) -> Clip:

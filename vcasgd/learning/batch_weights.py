@@ -93,10 +93,6 @@ def measure_of(task: Task, labels: CountedLabels | None) -> Measure:
 Path = tuple[str | int, ...]
 
 
-def _sum(numbers: Tensor) -> Tensor:
-    return numbers.float().sum()
-
-
 #: Ways to count the labels in a tensor, by their names.
 COUNTS: Mapping[str, Callable[[Tensor], Tensor]] = {
     "other than -100": lambda labels: (labels != -100).sum(),
@@ -104,7 +100,7 @@ COUNTS: Mapping[str, Callable[[Tensor], Tensor]] = {
     "other than 0": lambda labels: (labels != 0).sum(),
     "other than 0 after the first column": lambda labels: (labels[..., 1:] != 0).sum(),
     "of at least 0": lambda labels: (labels >= 0).sum(),
-    "added up": _sum,
+    "added up": lambda numbers: numbers.float().sum(),
 }
 #: Most tensors of a batch that are searched, and their depth.
 MAX_TENSORS, MAX_DEPTH = 64, 4

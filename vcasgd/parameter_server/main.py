@@ -201,7 +201,8 @@ class ParameterServer:
             self._look_for_losses()
             self._check_memory()
             for shard in self._ready():
-                self._turn(shard, arrivals.get(shard.stream))
+                with bound(job=shard.job, request=shard.request):
+                    self._guarded_turn(shard, arrivals.get(shard.stream))
             arrivals = self._wait()
 
     def _check_memory(self) -> None:
@@ -231,10 +232,6 @@ class ParameterServer:
     @property
     def _all_shards(self) -> Iterator[Shard]:
         return chain.from_iterable(self._shards.values())
-
-    def _turn(self, shard: Shard, arrivals: Arrivals | None) -> None:
-        with bound(job=shard.job, request=shard.request):
-            self._guarded_turn(shard, arrivals)
 
     def _guarded_turn(self, shard: Shard, arrivals: Arrivals | None) -> None:
         pause = PAUSE_SECONDS

@@ -131,7 +131,7 @@ def _value_problem(details: ErrorDetails, model: type[BaseModel]) -> tuple[str, 
     """Return the message and the remedy of a value of the wrong kind or size."""
     if details["type"] == "value_error":
         return expected(details), None
-    value = _short(details["input"])
+    value = textwrap.shorten(_BEGINNING.repr(details["input"]), 60, placeholder=" …")
     match details["type"]:
         case "model_type" | "model_attributes_type":
             known = ", ".join(_fields_at(model, details["loc"]))
@@ -175,7 +175,3 @@ def _fields_at(model: Any, path: tuple[str | int, ...]) -> Iterable[str]:
         )
     fields: dict[str, Any] = model.model_fields
     return [field.alias or name for name, field in fields.items()]
-
-
-def _short(value: object) -> str:
-    return textwrap.shorten(_BEGINNING.repr(value), 60, placeholder=" …")

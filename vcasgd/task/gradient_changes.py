@@ -268,7 +268,8 @@ def _is_all(
     own = {id(node) for node in changes.nodes()}
     free, bound = _flow(changes.statements)
     others = [node for each in setting for node in ast.walk(each) if id(node) not in own]
-    sets = {each.id for each in others if isinstance(each, ast.Name) and _stores(each)}
+    names = (each for each in others if isinstance(each, ast.Name))
+    sets = {each.id for each in names if isinstance(each.ctx, ast.Store)}
     if free & (bound | sets):
         return False
     harmless = {
@@ -401,10 +402,6 @@ def _is_variable(target: ast.expr) -> bool:
 def _names(node: ast.AST, context: type[ast.expr_context]) -> set[str]:
     nodes = ast.walk(node)
     return {n.id for n in nodes if isinstance(n, ast.Name) and isinstance(n.ctx, context)}
-
-
-def _stores(name: ast.Name) -> bool:
-    return isinstance(name.ctx, ast.Store)
 
 
 def calls_in(nodes: Iterable[ast.AST]) -> set[str]:

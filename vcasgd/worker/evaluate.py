@@ -6,11 +6,9 @@ import time
 from collections.abc import Callable
 
 from vcasgd.errors import SnapshotMissing
-from vcasgd.learning.subtasks import EpochPlan
 from vcasgd.learning.vector import Floats
 from vcasgd.store.ledger.leases import Lease
 from vcasgd.store.tensors.sharded import ShardedSnapshots
-from vcasgd.store.tensors.snapshot import Record
 from vcasgd.store.tensors.snapshot_index import ModelSnapshot, nodes_of, versions_of
 from vcasgd.worker import WorkerContext
 from vcasgd.worker.departure import IDLE_SECONDS
@@ -55,7 +53,7 @@ class Evaluator:
         )
         if not metrics:
             raise WorkInterrupted
-        samples = min(_samples(points.plan, shard.record) for shard in whole)
+        samples = min(each.record.applied(points.plan).samples_applied for each in whole)
         result = {
             "version": whole[0].meta.version,
             "metrics": metrics,
@@ -90,7 +88,3 @@ class Evaluator:
                 self._status.note_progress()
                 time.sleep(IDLE_SECONDS)
         raise WorkInterrupted
-
-
-def _samples(plan: EpochPlan, record: Record) -> int:
-    return record.applied(plan).samples_applied

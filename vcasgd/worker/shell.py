@@ -60,10 +60,11 @@ def run_command(
             os.killpg(process.pid, signal.SIGKILL)
             status = process.wait()
         if not ended or status:
+            has_network = any(name != "lo" for _, name in socket.if_nameindex())
             how = f"ended with status {status}" if ended else f"took more than {seconds:.0f} s"
             raise SetupFailed(
                 f"{what}: the command {how}",
-                remedy=None if _has_network() else NETWORK_REMEDY,
+                remedy=None if has_network else NETWORK_REMEDY,
                 traceback="\n".join(last_lines(Path(output.name), SHOWN_LINES)),
             )
 
@@ -71,7 +72,3 @@ def run_command(
 def _has_ended(pid: int) -> bool:
     """Return True if a child has ended. It stays a zombie, so its group keeps its number."""
     return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
-
-
-def _has_network() -> bool:
-    return any(name != "lo" for _, name in socket.if_nameindex())

@@ -234,13 +234,17 @@ def _no_model(job: JobRecord) -> Conflict:
 
 def _file(storage: Storage, job: JobRecord, name: str, known: str | None) -> Response:
     """Return a checkpoint. ``known``: the tags of the files that the client has."""
-    tag = f'"{_digest(name)}"'
+    # A name ends with the digest of the content.
+    digest = name.removesuffix(".safetensors").rpartition("-")[2]
+    tag = f'"{digest}"'
     try:
         stream = Checkpoints(storage, job.id).open_stream(name)
     except NotFound:
         raise _none_stored(job, name) from None
     headers = {"ETag": tag, "Accept-Ranges": "none"}
-    if known is not None and (known.strip() == "*" or tag in map(_strong, known.split(","))):
+    # Proxies that compress mark a tag as a weak one.
+    tags = [each.strip().removeprefix("W/") for each in (known or "").split(",")]
+    if known is not None and (known.strip() == "*" or tag in tags):
         return Response(status_code=status.HTTP_304_NOT_MODIFIED, headers=headers)
     headers |= {
         "Content-Length": str(stream.size),
@@ -255,13 +259,3 @@ def _file(storage: Storage, job: JobRecord, name: str, known: str | None) -> Res
     return StreamingResponse(
         itertools.chain([first], stream.chunks), headers=headers, media_type=MEDIA_TYPE
     )
-
-
-def _strong(tag: str) -> str:
-    """Return a tag without the mark of a weak one, which proxies that compress add."""
-    return tag.strip().removeprefix("W/")
-
-
-def _digest(name: str) -> str:
-    """Return the digest of a checkpoint's content, which its name ends with."""
-    return name.removesuffix(".safetensors").rpartition("-")[2]

@@ -251,7 +251,8 @@ class TimelineRecorder:
             job = works_for.get(one.id) or state.payers.get(one.id)
             if job in active and one.state is not MachineState.GONE and one.id not in ends:
                 leaving = bool(state.draining) and worker_name(one.id, job) in state.draining
-                phase = _phase(one, joined=_has_joined(one, state), draining=leaving)
+                joined = one.id in state.nodes or one.id in state.history.joined
+                phase = _phase(one, joined=joined, draining=leaving)
                 sightings[job][one.id] = one, phase
         return sightings
 
@@ -315,10 +316,6 @@ def _with_span(timeline: MachineTimeline, span: Span, now: float) -> MachineTime
 
 def _last(timeline: MachineTimeline) -> float:
     return timeline.spans[-1].since if timeline.spans else 0.0
-
-
-def _has_joined(one: Machine, state: Observed) -> bool:
-    return one.id in state.nodes or one.id in state.history.joined
 
 
 def _phase(one: Machine, *, joined: bool, draining: bool) -> MachinePhase:

@@ -58,19 +58,16 @@ def repeated(failures: Sequence[Failure], workers: int) -> Failure | None:
     A work item fails too often after :data:`ATTEMPTS`, on as many machines if there are so many.
     Of failures without a work item, a part of the job's ``workers`` is too many.
     """
+    of_all = min(MAX_FAILURES, max(ATTEMPTS, math.ceil(SHARE_OF_WORKERS * workers)))
     by_item: dict[str, list[Failure]] = defaultdict(list)
     for failure in failures:
         by_item[failure.piece].append(failure)
     for piece, same in by_item.items():
         machines = {failure.worker for failure in same}
-        most = _most(workers) if piece in OWN_PIECES else ATTEMPTS
+        most = of_all if piece in OWN_PIECES else ATTEMPTS
         if len(same) >= most and len(machines) >= min(ATTEMPTS, max(1, workers)):
             return same[-1]
     return None
-
-
-def _most(workers: int) -> int:
-    return min(MAX_FAILURES, max(ATTEMPTS, math.ceil(SHARE_OF_WORKERS * workers)))
 
 
 def at_fault(failures: Iterable[Failure], *, prepared: bool) -> dict[str, Failure]:

@@ -130,7 +130,10 @@ class AwsProvider(Provider[AwsPoolSpec]):
     def offers(self, pool: str) -> list[Offer]:
         """See the contract. A type without a spot price in a zone isn't sold there."""
         spec = self._pool(pool)
-        self._table.refresh(self._price_list, "price list of AWS")
+        self._table.refresh(
+            lambda: Told({self._region: list_prices(self._region, self._kinds)}, {}),
+            "price list of AWS",
+        )
         offers = super().offers(pool)
         if not spec.spot:
             return offers
@@ -242,9 +245,6 @@ class AwsProvider(Provider[AwsPoolSpec]):
         """Return this cluster's machines that match all filters."""
         mine, rows = tagged(CLUSTER_TAG, self._cluster), "Reservations[].Instances[]"
         return listed(self._ec2, "describe_instances", rows, self._page, Filters=[mine, *filters])
-
-    def _price_list(self) -> Told:
-        return Told({self._region: list_prices(self._region, self._kinds)}, {})
 
     def _spot_prices(self, kinds: Sequence[str], zones: Sequence[str]) -> Prices:
         """Return the current prices of types in zones, which are cached."""

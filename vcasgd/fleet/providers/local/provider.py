@@ -123,7 +123,7 @@ class LocalProvider(Provider[LocalPoolSpec]):
         with self._exclusive():
             directories = self._create(order)
         self._used_at = time.monotonic()
-        new = [directory for directory in directories if not _started(directory)]
+        new = [each for each in directories if not (each.marked_terminated() or each.running())]
         self._spawner.spawn(new, order.boot)
         return [directory.id for directory in directories]
 
@@ -192,7 +192,8 @@ class LocalProvider(Provider[LocalPoolSpec]):
 
     def _create(self, order: LaunchOrder[LocalPoolSpec]) -> list[MachineDirectory]:
         """Return one directory for each granted machine, or those of the first launch."""
-        self._remove_unfinished()
+        for path in self._machines.glob(f"{UNFINISHED}*"):
+            MachineDirectory(path).remove()
         pool = order.spec
         launch = LaunchRequest(
             id="",
@@ -260,10 +261,6 @@ class LocalProvider(Provider[LocalPoolSpec]):
         except TimeoutError as error:
             raise FleetError(f"{self._machines}: another launch does not finish") from error
 
-    def _remove_unfinished(self) -> None:
-        for path in self._machines.glob(f"{UNFINISHED}*"):
-            MachineDirectory(path).remove()
-
     def _directories(self) -> Iterator[MachineDirectory]:
         for path in sorted(self._machines.glob(f"{self._configured.name}-*")):
             with contextlib.suppress(FleetError):
@@ -299,7 +296,3 @@ def _price(spec: LocalPoolSpec, *, spot: bool) -> float:
     """Return the price of a machine in USD per hour."""
     template = spec.template
     return (template.price_per_hour if spot else template.on_demand_price_per_hour) or 0.0
-
-
-def _started(directory: MachineDirectory) -> bool:
-    return directory.marked_terminated() or directory.running() is not None
