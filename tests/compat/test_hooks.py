@@ -175,42 +175,35 @@ def test_a_scheduler_that_the_loop_steps_after_each_epoch(workers: int, tmp_path
     assert_as_plain(task, workers, EPOCHS, twin=Points, loop=loop_by_epoch)
 
 
+BY_EPOCH, FOLLOWED = (SGD, f"{LR}StepLR(optimizer, 1)"), SCHEDULERS["warm-up, then a cosine"]
+#: The first layer is added later.
+LAST_LAYER = "torch.optim.SGD(model[2].parameters(), lr=0.1)"
+ADDED = "optimizer.add_param_group({'params': model[0].parameters()})"
+SOME = "after some steps or epochs only"
+
+
 @pytest.mark.parametrize(
-    ("call", "message"),
+    ("made", "changes", "message"),
     [
-        ("scheduler.step(epoch + 0.5)", "with an argument, which counts steps or epochs of one"),
-        ("if torch.rand(()) < 0.3: scheduler.step()", "after some steps or epochs only"),
+        (FOLLOWED, {"by_step": "scheduler.step(epoch + 0.5)"},
+         "with an argument, which counts steps or epochs of one"),
+        (FOLLOWED, {"by_step": "if torch.rand(()) < 0.3: scheduler.step()"}, SOME),
+        (BY_EPOCH, {}, f"never, or {SOME}"),
+        (BY_EPOCH, {"by_epoch": "if epoch > 0: scheduler.step()"}, f"never, or {SOME}"),
+        *(((optimizer, "None"), {where: "optimizer.param_groups[0]['lr'] *= 0.1"},
+           "the loop changed the learning rate")
+          for where in ("by_step", "by_epoch")
+          for optimizer in (SGD, SGD.replace("0.1", "torch.tensor(0.1)"))),
+        ((LAST_LAYER, BY_EPOCH[1]), {"by_epoch": f"scheduler.step(); {ADDED}"},
+         "a group of parameters was added to an optimizer with"),
+        ((SGD, f"{LR}ReduceLROnPlateau(optimizer)"), {}, "ReduceLROnPlateau"),
     ],
-)
-def test_a_scheduler_that_follows_one_worker_is_refused(
-    tmp_path: Path, call: str, message: str
+)  # fmt: skip
+def test_rates_that_follow_one_worker_are_refused(
+    tmp_path: Path, made: tuple[str, str], changes: dict[str, str], message: str
 ) -> None:
-    task = loop(tmp_path, *SCHEDULERS["warm-up, then a cosine"], by_step=call)
-
-    with pytest.raises(UserCodeError, match=message):
-        simulated(task, 2, epochs=EPOCHS)
-
-
-@pytest.mark.parametrize("call", ["pass", "if epoch > 0: scheduler.step()"])
-def test_a_scheduler_that_the_loop_steps_after_some_epochs_is_refused(
-    tmp_path: Path, call: str
-) -> None:
-    task = loop(tmp_path, SGD, f"{LR}StepLR(optimizer, 1)", by_epoch=call)
-
-    with pytest.raises(UserCodeError, match="never, or after some steps or epochs only"):
-        simulated(task, 1, epochs=EPOCHS)
-
-
-@pytest.mark.parametrize("where", ["by_step", "by_epoch"])
-@pytest.mark.parametrize("optimizer", [SGD, SGD.replace("0.1", "torch.tensor(0.1)")])
-def test_a_rate_that_the_loop_sets_after_a_step_or_an_epoch_is_refused(
-    tmp_path: Path, optimizer: str, where: str
-) -> None:
-    changes: Any = {where: "optimizer.param_groups[0]['lr'] *= 0.1"}
-    task = loop(tmp_path, optimizer, "None", **changes)
-
-    with pytest.raises(UserCodeError, match="the loop changed the learning rate"):
-        simulated(task, 2, epochs=EPOCHS)
+    with pytest.raises((UserCodeError, SpecError), match=message):
+        simulated(loop(tmp_path, *made, **changes), 2, epochs=EPOCHS)
 
 
 def test_a_loop_may_add_a_group_with_a_rate_of_its_own(tmp_path: Path) -> None:
@@ -223,15 +216,6 @@ def test_a_loop_may_add_a_group_with_a_rate_of_its_own(tmp_path: Path) -> None:
     ends = simulated(task, 2, epochs=EPOCHS)
 
     assert ends["loss"] < simulated(task, 2, epochs=1)["loss"]
-
-
-def test_a_group_that_is_added_beside_a_scheduler_is_refused(tmp_path: Path) -> None:
-    optimizer = "torch.optim.SGD(model[2].parameters(), lr=0.1)"
-    added = "scheduler.step(); optimizer.add_param_group({'params': model[0].parameters()})"
-    task = loop(tmp_path, optimizer, f"{LR}StepLR(optimizer, 1)", by_epoch=added)
-
-    with pytest.raises(UserCodeError, match="a group of parameters was added to an optimizer with"):
-        simulated(task, 2, epochs=EPOCHS)
 
 
 #: An optimizer around another one, as libraries have it: both have the same groups.
@@ -277,13 +261,6 @@ def test_a_loop_may_set_rates_of_a_group_that_it_has_kept(
     simulated(task, 1, max_steps=4)
 
     assert set(rates) == {1e-3}
-
-
-def test_a_scheduler_that_follows_a_metric_is_refused(tmp_path: Path) -> None:
-    task = loop(tmp_path, SGD, f"{LR}ReduceLROnPlateau(optimizer)")
-
-    with pytest.raises(SpecError, match="ReduceLROnPlateau"):
-        simulated(task, 2, epochs=EPOCHS)
 
 
 # With eight, a worker has work of one of the epochs only, and so none between them.

@@ -248,7 +248,7 @@ class Provider(ABC, Generic[Spec]):
 def offer_of(spec: PoolSpec, zone: str, kind: str, price: float, listed: ListPrice) -> Offer:
     """Return a pool's offer of a type at a price in USD per hour.
 
-    What the pool says of its machines' hardware replaces what is listed.
+    The hardware that the pool names replaces what is listed.
     """
     has = listed.hardware
     return Offer(
