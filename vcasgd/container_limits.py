@@ -1,4 +1,4 @@
-"""Memory and processors that this process may use: the machine's, or fewer in a container.
+"""What this process may use: memory and processors of the machine, or fewer in a container; files.
 
 psutil and :func:`os.cpu_count` know only the machine. A container's limits are those of its control
 groups, of version 1 or 2, and of the groups around them; see cgroups(7).
@@ -7,6 +7,7 @@ groups, of version 1 or 2, and of the groups around them; see cgroups(7).
 from __future__ import annotations
 
 import os
+import resource
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 
@@ -31,6 +32,13 @@ def free_memory_bytes(root: Path = _ROOT) -> int:
 def processors(root: Path = _ROOT) -> float:
     """Return the number of processors that this process may use; a container's can be broken."""
     return min([float(len(os.sched_getaffinity(0))), *map(_quota, _groups("cpu", root))])
+
+
+def raise_file_limit() -> int:
+    """Let this process open as many files as it may. Return their number."""
+    most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    return most
 
 
 def _groups(controller: str, root: Path) -> Iterator[Path]:

@@ -304,16 +304,9 @@ class Settings(BaseSettings):
         """The absolute path of ``home``."""
         return self.home.expanduser().resolve()
 
-    def secret(self, name: str) -> str:
-        """Return the value of a secret setting. Raises :class:`SettingError` if it is not set."""
-        value = getattr(self, name)
-        if value is None:
-            raise SettingError(f"VCASGD_{name.upper()} is not set", field=f"VCASGD_{name.upper()}")
-        return str(value.get_secret_value())
-
     def tensors_urls(self) -> list[str]:
         """Return the URLs of all tensors servers, by store node. Raises :class:`SettingError`."""
-        return self.secret("tensors_url").split()
+        return self.required("tensors_url").split()
 
     def own_tensors_url(self) -> str:
         """Return the URL of a parameter server's tensors server. Raises :class:`SettingError`."""
@@ -333,7 +326,7 @@ class Settings(BaseSettings):
         value = getattr(self, name)
         if value is None:
             raise SettingError(f"VCASGD_{name.upper()} is not set", field=f"VCASGD_{name.upper()}")
-        return str(value)
+        return str(value.get_secret_value() if isinstance(value, SecretStr) else value)
 
     @property
     def lease_seconds(self) -> float:

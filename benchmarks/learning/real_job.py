@@ -56,12 +56,12 @@ def asynchronous(options: argparse.Namespace, workers: int) -> dict[str, Any]:
 def _train_job(
     options: argparse.Namespace, workers: int, settings: Settings, folder: Path
 ) -> dict[str, Any]:
-    ledger = connect(settings.secret("ledger_url"))
+    ledger = connect(settings.required("ledger_url"))
     jobs = Jobs(ledger)
     job = _submit(options, workers, settings, jobs)
     environment = {
-        "VCASGD_LEDGER_URL": settings.secret("ledger_url"),
-        "VCASGD_TENSORS_URL": settings.secret("tensors_url"),
+        "VCASGD_LEDGER_URL": settings.required("ledger_url"),
+        "VCASGD_TENSORS_URL": settings.required("tensors_url"),
         "VCASGD_STORAGE_URL": settings.required("storage_url"),
         "VCASGD_CACHE_DIR": str(folder / "cache"),
         "VCASGD_HEARTBEAT": str(HEARTBEAT),
@@ -75,7 +75,7 @@ def _train_job(
         for nth in range(workers)
     ]
     leadership = Leadership(Control(ledger), settings)
-    nodes = [connect(settings.secret("tensors_url"))]
+    nodes = [connect(settings.required("tensors_url"))]
     loop = JobLoop(settings, ledger, nodes, leadership, WorkerBeats(ledger))
     try:
         wait_until(

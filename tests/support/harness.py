@@ -204,7 +204,7 @@ def run_job_loop() -> None:
     """Run the part of the controller that needs no machines."""
     configure_logging("job-loop")
     settings = load_settings()
-    ledger = connect(settings.secret("ledger_url"), over_limit=True)
+    ledger = connect(settings.required("ledger_url"), over_limit=True)
     nodes = [connect(url) for url in settings.tensors_urls()]
     leadership = Leadership(Control(ledger), settings)
     leadership.start()

@@ -11,5 +11,5 @@ from vcasgd.store.connection import connect
 def main() -> int:
     configure_logging("webhook")
     settings = load_settings()
-    Webhook(settings, connect(settings.secret("ledger_url")), lambda: True).work()
+    Webhook(settings, connect(settings.required("ledger_url")), lambda: True).work()
     return 0

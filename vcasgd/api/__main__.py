@@ -16,8 +16,10 @@ import uvicorn
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from vcasgd.api.app import create_app
-from vcasgd.api.connections import BoundedConnection, BoundedServer, allow_many_files
+from vcasgd.api.connections import BoundedConnection, BoundedServer, max_connections
+from vcasgd.container_limits import raise_file_limit
 from vcasgd.errors import PortInUse, SpecError, StackError, StoreUnavailable, VcasgdError
+from vcasgd.limits import MAX_CONNECTIONS
 from vcasgd.logging import configure_logging, exit_status
 from vcasgd.settings import Settings, load_settings
 from vcasgd.storage.objects import Storage
@@ -44,12 +46,14 @@ def main() -> int:
         settings = load_settings()
         configure_logging("api", _log_level(settings))
         ledger = connect(
-            settings.secret("ledger_url"), answer_seconds=ANSWER_SECONDS, over_limit=True
+            settings.required("ledger_url"), answer_seconds=ANSWER_SECONDS, over_limit=True
         )
         _claim(settings, ledger)
         storage = Storage(settings.required("storage_url"))
         app = create_app(settings, ledger, storage)
-        allow_many_files()
+        files = raise_file_limit()
+        if max_connections() < MAX_CONNECTIONS:
+            log.warning("%d open files allow %d connections", files, max_connections())
         config = uvicorn.Config(
             BehindGateway(app), http=BoundedConnection, log_config=None, access_log=False
         )

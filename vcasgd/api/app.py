@@ -113,7 +113,7 @@ def _guarded() -> APIRouter:
 
 
 def _token(settings: Settings) -> str:
-    token = settings.secret("token").strip()
+    token = settings.required("token").strip()
     if len(token) < MIN_SECRET or not token.isascii() or not token.isprintable():
         raise SpecError(
             f"VCASGD_TOKEN has fewer than {MIN_SECRET} characters, or some that a header can't "

@@ -126,14 +126,6 @@ class BoundedServer(uvicorn.Server):
         return await super().on_tick(counter)
 
 
-def allow_many_files() -> None:
-    """Raise this process's limit of open files as far as it may."""
-    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-    if max_connections() < MAX_CONNECTIONS:
-        log.warning("the limit of %d open files allows %d connections", hard, max_connections())
-
-
 def max_connections() -> int:
     """Return the number of connections that this process accepts at a time."""
     files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)

@@ -118,7 +118,7 @@ def join(
     settings = load_settings()
     if token is None and settings.token is None:
         raise Unauthorized("no token", remedy="set VCASGD_TOKEN, or use --token")
-    text = token or settings.secret("token")
+    text = token or settings.required("token")
     os.environ.pop(_TOKEN, None)
     for name in set(pass_env or ()) - set(os.environ):
         err.print(f"warning: --pass-env {name}: there is no such variable here")

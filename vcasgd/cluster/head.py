@@ -86,9 +86,9 @@ def _from_settings(settings: Settings) -> Command:
     head = head_command(
         settings,
         address=settings.required("ray_address"),
-        ledger_url=settings.secret("ledger_url"),
+        ledger_url=settings.required("ledger_url"),
         temp_dir=settings.ray_dir / "head" if settings.ray_dir else DEFAULT_DIR,
-        token=settings.secret("ray_token"),
+        token=settings.required("ray_token"),
     )
     if head is None:
         raise StoreUnavailable("no Sentinel names a primary of the ledger")

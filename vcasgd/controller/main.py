@@ -50,10 +50,10 @@ class Controller:
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
         # Only for the lease: all else uses connections that carry it.
-        self._unfenced = connect(settings.secret("ledger_url"), over_limit=True)
+        self._unfenced = connect(settings.required("ledger_url"), over_limit=True)
         self._leadership = Leadership(Control(self._unfenced), settings)
         self._ledger = connect(
-            settings.secret("ledger_url"), over_limit=True, fence=self._leadership.fence
+            settings.required("ledger_url"), over_limit=True, fence=self._leadership.fence
         )
         self._nodes = [connect(url, waits=False, kept=True) for url in settings.tensors_urls()]
         self._control = Control(self._ledger)

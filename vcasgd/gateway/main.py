@@ -7,7 +7,6 @@ import asyncio.sslproto
 import contextlib
 import ipaddress
 import logging
-import resource
 import signal
 import socket
 import ssl
@@ -19,6 +18,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from vcasgd import limits
+from vcasgd.container_limits import raise_file_limit
 from vcasgd.errors import PortInUse, SpecError, StoreError, Unauthorized, VcasgdError
 from vcasgd.gateway.relay import (
     ACCEPTED,
@@ -339,17 +339,10 @@ async def _first_line(reader: asyncio.StreamReader) -> bytes:
     return line
 
 
-def raise_file_limit() -> int:
-    """Let this process open as many files as it may. Return their number."""
-    most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
-    return most
-
-
 def services_of(settings: Settings) -> dict[str, str]:
     """Return the URLs of the servers by name. Raises :class:`SpecError`."""
     tensors = {tensors_service(at): url for at, url in enumerate(settings.tensors_urls())}
-    return {LEDGER: settings.secret("ledger_url"), **tensors}
+    return {LEDGER: settings.required("ledger_url"), **tensors}
 
 
 def tls_of(settings: Settings) -> ssl.SSLContext:

@@ -484,7 +484,7 @@ def main() -> int:
     torch.set_num_threads(1)
     try:
         settings = load_settings()
-        ledger = connect(settings.secret("ledger_url"), over_limit=True)
+        ledger = connect(settings.required("ledger_url"), over_limit=True)
         tensors = connect(settings.own_tensors_url(), waits=False, kept=True)
         log.info("tensors server: %s", without_secret(settings.own_tensors_url()))
         Watchdog(ledger, "ledger").start()
@@ -492,7 +492,7 @@ def main() -> int:
         patiently(lambda: check_server(tensors, "tensors"), settings.patience_seconds)
         patiently(lambda: Control(ledger).claim(settings.cluster), settings.patience_seconds)
         prompt = connect(
-            settings.secret("ledger_url"), answer_seconds=PROMPT_SECONDS, over_limit=True
+            settings.required("ledger_url"), answer_seconds=PROMPT_SECONDS, over_limit=True
         )
         server = ParameterServer(settings, ledger, prompt, tensors)
 

@@ -270,7 +270,7 @@ def _external_urls(settings: Settings, tensors: list[str]) -> dict[str, str]:
     """Return the URLs of the user's own servers, by part name."""
     urls = {}
     if settings.ledger_url is not None:
-        urls["ledger"] = settings.secret("ledger_url")
+        urls["ledger"] = settings.required("ledger_url")
     if settings.tensors_url is not None:
         urls |= dict(zip(tensors, settings.tensors_urls(), strict=True))
     return urls

@@ -48,7 +48,7 @@ def worker_environment(settings: Settings, job: str, worker: str) -> dict[str, s
     Without ``VCASGD_JOB_SECRET``, the worker gets the platform's own credentials and no key.
     Raises :class:`~vcasgd.errors.SpecError` if a URL is not set.
     """
-    ledger, tensors = settings.secret("ledger_url"), settings.secret("tensors_url")
+    ledger, tensors = settings.required("ledger_url"), settings.required("tensors_url")
     if settings.job_secret is None:
         return {"VCASGD_LEDGER_URL": ledger, "VCASGD_TENSORS_URL": tensors}
     return _environment(settings, job, worker, ledger, tensors.split())
@@ -76,7 +76,7 @@ def joined_environment(
             settings,
             job,
             worker,
-            _socket_url(LEDGER, settings.secret("ledger_url")),
+            _socket_url(LEDGER, settings.required("ledger_url")),
             [_socket_url(tensors_service(node), url) for node, url in tensors],
         ),
         **({"VCASGD_VOLUNTEER": "true"} if volunteer else {}),
@@ -86,7 +86,7 @@ def joined_environment(
 def _environment(
     settings: Settings, job: str, worker: str, ledger: str, tensors: Iterable[str]
 ) -> dict[str, str]:
-    secret = settings.secret("job_secret")
+    secret = settings.required("job_secret")
     on_tensors = tensors_user(secret, job, worker)
     return {
         "VCASGD_LEDGER_URL": ledger_user(secret, job).url(ledger),

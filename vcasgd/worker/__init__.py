@@ -35,7 +35,7 @@ class WorkerContext:
     @classmethod
     def connect(cls, settings: Settings, job: str, name: str) -> WorkerContext:
         """Connect to the servers in the settings. Raises :class:`~vcasgd.errors.SpecError`."""
-        ledger = connect(settings.secret("ledger_url"))
+        ledger = connect(settings.required("ledger_url"))
         nodes = [connect(url, waits=False) for url in settings.tensors_urls()]
         key = settings.worker_key.get_secret_value() if settings.worker_key else None
         own_pass = lease_pass(key) if key else ""
