@@ -6,7 +6,6 @@ import itertools
 import os
 import signal
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -21,6 +20,7 @@ from support.ray_rig import (
     Driver,
     Rig,
     assert_works,
+    running_rig,
     session,
     start_worker,
 )
@@ -34,14 +34,8 @@ MACHINES = itertools.count()
 
 @pytest.fixture(scope="module")
 def rig() -> Iterator[Rig]:
-    rig = Rig(Path(tempfile.mkdtemp(prefix="v", dir="/tmp")))
-    try:
-        rig.start_ledger()
-        rig.submit()
-        rig.start_head()
+    with running_rig() as rig:
         yield rig
-    finally:
-        rig.close()
 
 
 @pytest.fixture(scope="module")

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import socket
 import ssl
-import tempfile
 import threading
-from collections.abc import Iterator
-from contextlib import closing, contextmanager, suppress
+from contextlib import closing, suppress
 from pathlib import Path
 
 import pytest
 from cryptography import x509
 from cryptography.exceptions import InvalidSignature
-from support.ray_rig import HOST, TOKEN, Driver, Rig, start_worker
+from support.ray_rig import HOST, TOKEN, Driver, running_rig, start_worker
 from support.waiting import PATIENCE, await_truth
 
 from vcasgd.cluster.commands import use_tls
@@ -61,18 +59,6 @@ class Wiretap:
         self._listener.close()
 
 
-@contextmanager
-def running(encrypted: bool) -> Iterator[Rig]:
-    rig = Rig(Path(tempfile.mkdtemp(prefix="v", dir="/tmp")), tls=encrypted)
-    try:
-        rig.start_ledger()
-        rig.submit()
-        rig.start_head()
-        yield rig
-    finally:
-        rig.close()
-
-
 def greet(port: int, token: str, folder: Path) -> bytes:
     """Shake hands with the head with a certificate of this token; return the first answer."""
     authority = Authority(token, "vcasgd ray")
@@ -94,7 +80,7 @@ def greet(port: int, token: str, folder: Path) -> bytes:
 @pytest.mark.parametrize("encrypted", [True, pytest.param(False, marks=pytest.mark.extended)])
 @pytest.mark.ci
 def test_token_is_on_the_wire_only_without_tls(encrypted: bool, tmp_path: Path) -> None:
-    with running(encrypted) as rig, closing(Wiretap(rig.port)) as wire:
+    with running_rig(tls=encrypted) as rig, closing(Wiretap(rig.port)) as wire:
         driver = Driver(rig)
         try:
             rig.start_node("tapped", wire.address)

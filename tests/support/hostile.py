@@ -24,6 +24,7 @@ from vcasgd.store.ledger.job import JobRecord, JobState
 from vcasgd.store.ledger.jobs import Jobs
 from vcasgd.store.ledger.leases import Leases
 
+SECRET = "only the platform knows"
 #: Digest of nothing.
 NONE = "0" * 64
 #: Pages that are not in the API's document. The dashboard has one document for all its pages.
@@ -31,17 +32,24 @@ PAGES = ("/", "/healthz", "/readyz", "/metrics")
 
 
 @contextmanager
-def platform(home: Path, kind: str) -> Iterator[Harness]:
-    """Run servers of a kind with a job loop and a parameter server; workers have ACL users."""
-    harness = Harness(home, binary=require_binary(kind), heartbeat=0.25)
-    harness.bind_workers("only the platform knows")
-    harness.start_job_loop()
-    harness.start_servers()
+def bounded(home: Path, **options: Any) -> Iterator[Harness]:
+    """Run servers without processes beside them; workers have ACL users."""
+    harness = Harness(home, **options)
+    harness.bind_workers(SECRET)
     try:
         yield harness
     finally:
         harness.end()
         sys.stdout.write(harness.logs())
+
+
+@contextmanager
+def platform(home: Path, kind: str) -> Iterator[Harness]:
+    """Run servers of a kind with a job loop and a parameter server."""
+    with bounded(home, binary=require_binary(kind), heartbeat=0.25) as harness:
+        harness.start_job_loop()
+        harness.start_servers()
+        yield harness
 
 
 def platform_api(harness: Harness) -> Api:

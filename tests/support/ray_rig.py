@@ -6,9 +6,10 @@ import multiprocessing
 import os
 import shutil
 import subprocess
+import tempfile
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -251,3 +252,16 @@ def assert_works(rig: Rig, machine: str, pid: int) -> None:
     await_truth(lambda: (b := rig.beat(machine)) is not None and (b.at or 0.0) > began)
     assert rig.pid(machine) == pid
     assert is_alive(pid)
+
+
+@contextmanager
+def running_rig(*, tls: bool = False) -> Iterator[Rig]:
+    """Run a ledger with a job, and the head."""
+    rig = Rig(Path(tempfile.mkdtemp(prefix="v", dir="/tmp")), tls=tls)
+    try:
+        rig.start_ledger()
+        rig.submit()
+        rig.start_head()
+        yield rig
+    finally:
+        rig.close()

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from support.harness import Harness, Store
+from support.hostile import SECRET, bounded
 from support.servers import KINDS, TlsServer, require_binary
 from support.training import Training
 from support.waiting import await_truth
@@ -30,20 +29,6 @@ from vcasgd.store.connection import RedisClient, connect
 from vcasgd.store.keys import TensorKeys
 from vcasgd.store.ledger.leases import Leases
 from vcasgd.store.tensors.header import Header
-
-SECRET = "only the platform knows"
-
-
-@contextmanager
-def bounded(home: Path, **options: Any) -> Iterator[Harness]:
-    """Servers without processes beside them; workers have ACL users."""
-    harness = Harness(home, **options)
-    harness.bind_workers(SECRET)
-    try:
-        yield harness
-    finally:
-        harness.end()
-        sys.stdout.write(harness.logs())
 
 
 @pytest.fixture(params=KINDS)
