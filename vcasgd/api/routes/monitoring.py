@@ -8,8 +8,9 @@ states.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import anyio
@@ -116,7 +117,7 @@ def _platform(controlled: bool, counts: Mapping[JobState, int]) -> Iterator[Metr
     yield InfoMetricFamily("vcasgd_build", "Version of the platform.", version)
     text = "1 if a controller is running."
     yield GaugeMetricFamily("vcasgd_controller_up", text, float(controlled))
-    states = [((state.value,), float(counts.get(state, 0))) for state in JobState]
+    states = [((state.value,), counts.get(state, 0)) for state in JobState]
     yield _gauge("vcasgd_jobs", "Jobs by state.", ["state"], states)
 
 
@@ -144,30 +145,43 @@ def _sources(services: Services) -> Iterator[_JobSources]:
 Rows = Iterable[tuple[Sequence[str], float]]
 
 
-def _gauge(name: str, text: str, labels: Sequence[str], rows: Rows) -> Metric:
-    family = GaugeMetricFamily(name, text, labels=labels)
+def _family(
+    kind: type[GaugeMetricFamily | CounterMetricFamily],
+    name: str,
+    text: str,
+    labels: Sequence[str],
+    rows: Rows,
+) -> Metric:
+    family = kind(name, text, labels=labels)
     for values, value in rows:
-        family.add_metric(values, value)
+        family.add_metric(values, float(value))
     return family
 
 
-def _counter(name: str, text: str, labels: Sequence[str], rows: Rows) -> Metric:
-    family = CounterMetricFamily(name, text, labels=labels)
-    for values, value in rows:
-        family.add_metric(values, value)
-    return family
+_gauge, _counter = partial(_family, GaugeMetricFamily), partial(_family, CounterMetricFamily)
+_Number = tuple[Callable[..., Metric], str, str, Callable[[_JobSources], float]]
+_OF_JOBS: tuple[_Number, ...] = (
+    (_counter, "vcasgd_job_updates", "Applied updates.",
+     lambda job: job.record.totals.get("updates", 0)),
+    (_counter, "vcasgd_job_samples", "Applied samples.",
+     lambda job: job.record.totals.get("applied", 0)),
+    (_gauge, "vcasgd_job_epochs_finished", "Completely applied epochs.",
+     lambda job: job.record.finished_epochs),
+    (_gauge, "vcasgd_job_workers", "Running workers.", lambda job: job.workers),
+    (_counter, "vcasgd_job_pushed_bytes", "Updates that workers pushed.",
+     lambda job: job.traffic.pushed_bytes),
+    (_counter, "vcasgd_job_fetched_bytes", "Snapshots that workers fetched.",
+     lambda job: job.traffic.fetched_bytes),
+    (_counter, "vcasgd_job_spent_usd", "Cost of the job's machines.", lambda job: job.spent_usd),
+)  # fmt: skip
 
 
 def _jobs(jobs: Sequence[_JobSources]) -> Iterator[Metric]:
-    by, records = ["job"], [job.record for job in jobs]
-    for name, text, field in (
-        ("vcasgd_job_updates", "Applied updates.", "updates"),
-        ("vcasgd_job_samples", "Applied samples.", "applied"),
-    ):
-        totals = [((job.id,), float(job.totals.get(field, 0))) for job in records]
-        yield _counter(name, text, by, totals)
+    for family, name, text, value in _OF_JOBS:
+        yield family(name, text, ["job"], [((job.record.id,), value(job)) for job in jobs])
+    records = [job.record for job in jobs]
     rejected = [
-        ((job.id, reason), float(count))
+        ((job.id, reason), count)
         for job in records
         for reason, count in job.totals.get("rejected", {}).items()
     ]
@@ -175,34 +189,21 @@ def _jobs(jobs: Sequence[_JobSources]) -> Iterator[Metric]:
         "vcasgd_job_updates_rejected", "Rejected updates by reason.", ["job", "reason"], rejected
     )
     lost = [
-        ((job.id, how), float(count))
+        ((job.id, how), count)
         for job in records
         for how, count in (("notice", job.evictions), ("kill", job.kills))
     ]
     yield _counter(
         "vcasgd_job_machines_lost", "Lost machines, with or without a notice.", ["job", "how"], lost
     )
-    epochs = [((job.id,), float(job.finished_epochs)) for job in records]
-    yield _gauge("vcasgd_job_epochs_finished", "Completely applied epochs.", by, epochs)
-    workers = [((job.record.id,), float(job.workers)) for job in jobs]
-    yield _gauge("vcasgd_job_workers", "Running workers.", by, workers)
-    yield from _traffic(jobs)
-    spent = [((job.record.id,), job.spent_usd) for job in jobs]
-    yield _counter("vcasgd_job_spent_usd", "Cost of the job's machines.", by, spent)
     accuracy = [
         ((job.id,), job.evaluations[-1].metrics["accuracy"])
         for job in records
         if job.evaluations and "accuracy" in job.evaluations[-1].metrics
     ]
-    yield _gauge("vcasgd_job_accuracy_ratio", "Accuracy in the newest evaluation.", by, accuracy)
+    text = "Accuracy in the newest evaluation."
+    yield _gauge("vcasgd_job_accuracy_ratio", text, ["job"], accuracy)
     yield _staleness(records)
-
-
-def _traffic(jobs: Sequence[_JobSources]) -> Iterator[Metric]:
-    pushed = [((job.record.id,), float(job.traffic.pushed_bytes)) for job in jobs]
-    yield _counter("vcasgd_job_pushed_bytes", "Updates that workers pushed.", ["job"], pushed)
-    fetched = [((job.record.id,), float(job.traffic.fetched_bytes)) for job in jobs]
-    yield _counter("vcasgd_job_fetched_bytes", "Snapshots that workers fetched.", ["job"], fetched)
 
 
 def _staleness(jobs: Sequence[JobRecord]) -> Metric:
@@ -221,50 +222,32 @@ def _staleness(jobs: Sequence[JobRecord]) -> Metric:
 def _store(
     heartbeats: Mapping[str, Mapping[str, Any]], ledger: ServerGaugesView
 ) -> Iterator[Metric]:
-    def values_of(field: str) -> Rows:
-        rows = {
-            **{node: heartbeat.get(field) for node, heartbeat in heartbeats.items()},
-            "ledger": getattr(ledger, field),
-        }
-        return [((name,), float(value)) for name, value in rows.items() if value is not None]
-
-    by = ["server"]
-    yield _gauge("vcasgd_store_memory_bytes", "Memory in use.", by, values_of("memory_used_bytes"))
-    yield _gauge(
-        "vcasgd_store_memory_limit_bytes",
-        "Configured memory limit in bytes.",
-        by,
-        values_of("memory_limit_bytes"),
-    )
-    yield GaugeMetricFamily(
-        "vcasgd_ledger_full",
-        "1 near the ledger's memory limit: new jobs are refused.",
-        float(ledger.full),
-    )
-    yield _gauge(
-        "vcasgd_store_operations_per_second",
-        "Current operations per second.",
-        by,
-        values_of("operations_per_second"),
-    )
-    yield _gauge("vcasgd_store_replicas", "Connected replicas.", by, values_of("replicas"))
-    nodes = heartbeats.items()
-    queued = [((node,), float(sum((row.get("queued") or {}).values()))) for node, row in nodes]
+    by, nodes = ["server"], heartbeats.items()
+    for name, text, field in (
+        ("vcasgd_store_memory_bytes", "Memory in use.", "memory_used_bytes"),
+        ("vcasgd_store_memory_limit_bytes", "Configured memory limit in bytes.",
+         "memory_limit_bytes"),
+        ("vcasgd_store_operations_per_second", "Current operations per second.",
+         "operations_per_second"),
+        ("vcasgd_store_replicas", "Connected replicas.", "replicas"),
+    ):  # fmt: skip
+        values = [*((node, row.get(field)) for node, row in nodes), ("ledger", vars(ledger)[field])]
+        yield _gauge(name, text, by, [((each,), value) for each, value in values
+                                      if value is not None])  # fmt: skip
+    text = "1 near the ledger's memory limit: new jobs are refused."
+    yield GaugeMetricFamily("vcasgd_ledger_full", text, float(ledger.full))
+    queued = [((node,), sum((row.get("queued") or {}).values())) for node, row in nodes]
     yield _gauge("vcasgd_store_updates_queued", "Updates that wait to be applied.", by, queued)
-    times = [((node,), float(row["at"])) for node, row in nodes if row.get("at") is not None]
-    yield _gauge(
-        "vcasgd_store_heartbeat_timestamp_seconds",
-        "Time of the parameter server's last heartbeat.",
-        by,
-        times,
-    )
-    missing = [((node,), float(bool(row.get("unreplicated")))) for node, row in nodes]
+    times = [((node,), row["at"]) for node, row in nodes if row.get("at") is not None]
+    text = "Time of the parameter server's last heartbeat."
+    yield _gauge("vcasgd_store_heartbeat_timestamp_seconds", text, by, times)
+    missing = [((node,), bool(row.get("unreplicated"))) for node, row in nodes]
     yield _gauge("vcasgd_store_unreplicated", "1 if replicas are missing.", by, missing)
 
 
 def _fleet(machines: Mapping[str, Mapping[str, Any]]) -> Iterator[Metric]:
     count = Counter((_text(row, "pool"), _text(row, "state")) for row in machines.values())
-    rows = [(key, float(number)) for key, number in sorted(count.items())]
+    rows = sorted(count.items())
     yield _gauge("vcasgd_fleet_machines", "Machines by pool and state.", ["pool", "state"], rows)
     usd: dict[str, float] = {}
     for row in machines.values():
