@@ -28,7 +28,8 @@ from torch.utils.data import Dataset
 import vcasgd
 from vcasgd.errors import SpecError, UserCodeError
 from vcasgd.learning.loader_processes import LoaderProcesses, Request, workers_of
-from vcasgd.learning.training import evaluate, prefetched
+from vcasgd.learning.model_evaluation import evaluate
+from vcasgd.learning.training import prefetched
 
 
 class Noisy(Dataset[Tensor]):

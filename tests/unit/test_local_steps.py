@@ -16,8 +16,9 @@ from torch.utils.data import Dataset, TensorDataset
 import vcasgd
 from vcasgd.errors import NonFiniteLoss, SpecError
 from vcasgd.learning.local_moments import LocalMoments
+from vcasgd.learning.model_evaluation import evaluate
 from vcasgd.learning.precision import MAX_SKIPPED, StepPrecision, dtype_of
-from vcasgd.learning.training import evaluate, micro_batches
+from vcasgd.learning.training import micro_batches
 
 SAMPLES = torch.linspace(-1, 1, 20 * 3).reshape(20, 3)
 

@@ -16,7 +16,8 @@ from torch.optim import Optimizer
 
 import vcasgd
 from vcasgd.errors import NonFiniteLoss, SpecError, UserCodeError
-from vcasgd.learning.training import Interval, build, evaluate, seed_for, to_device
+from vcasgd.learning.model_evaluation import evaluate
+from vcasgd.learning.training import Interval, build, seed_for, to_device
 
 CPU = torch.device("cpu")
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import math
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -21,7 +20,7 @@ from torch.utils.data import Dataset
 
 from vcasgd.errors import NonFiniteLoss, SpecError, UserCodeError, VcasgdError
 from vcasgd.learning.batch_weights import BatchWeights
-from vcasgd.learning.loader_processes import LoaderProcesses, Request, workers_of
+from vcasgd.learning.loader_processes import LoaderProcesses, Request
 from vcasgd.learning.optimizers import Closure, takes_closure, trained_by
 from vcasgd.learning.precision import StepPrecision, autocast
 from vcasgd.learning.rates import clip
@@ -175,7 +174,7 @@ def batches_of(
     :class:`UserCodeError`.
     """
     steps = [micro_batches(task, group, least) for group, least in groups]
-    loaded = _load(task, dataset, [part for parts in steps for part in parts], skips=skips)
+    loaded = load(task, dataset, [part for parts in steps for part in parts], skips=skips)
     return gathered(loaded, [list(map(len, parts)) for parts in steps])
 
 
@@ -247,132 +246,6 @@ def train(
     return Interval(samples, steps, loss_sum, skipped, None if weights is None else weight)
 
 
-@dataclass(frozen=True)
-class EvaluationPart:
-    """Part of the batches of an evaluation: every ``size``-th one from ``rank`` on.
-
-    All parts have the same number of batches; the results of repeated ones don't count.
-    """
-
-    rank: int = 0
-    size: int = 1
-
-    def of(self, groups: Sequence[range]) -> list[tuple[range, bool]]:
-        """Return the groups of this part, each with True if it counts."""
-        places = range(self.rank, -(-len(groups) // self.size) * self.size, self.size)
-        return [(groups[min(nth, len(groups) - 1)], nth < len(groups)) for nth in places]
-
-
-#: Sums of metrics over a part of a data set, and False, or their means over all of it, and True.
-Metrics = tuple[dict[str, float], bool]
-
-
-def evaluate(
-    task: Task,
-    model: nn.Module,
-    dataset: Dataset[Any],
-    device: torch.device | str,
-    *,
-    should_stop: Callable[[], bool],
-    on_step: Callable[[], None],
-) -> dict[str, float]:
-    """Return the means of the task's metrics over a data set, and its samples as ``"count"``.
-
-    Returns ``{}`` if ``should_stop`` returns True before the end: the mean over a part would look
-    like a result. A metric that is not finite is returned as it is. Raises :class:`SpecError` if
-    the data set is empty, and :class:`UserCodeError`.
-    """
-    whole = evaluate_part(
-        *(task, model, dataset, device, EvaluationPart()), should_stop=should_stop, on_step=on_step
-    )
-    return means_of([whole])
-
-
-def evaluate_part(
-    task: Task,
-    model: nn.Module,
-    dataset: Dataset[Any],
-    device: torch.device | str,
-    part: EvaluationPart,
-    *,
-    should_stop: Callable[[], bool],
-    on_step: Callable[[], None],
-) -> Metrics:
-    """Do what :func:`evaluate` does for one of several processes.
-
-    A task that :func:`evaluates_at_once` gets the whole data set in each of them.
-    """
-    sums: defaultdict[str, float] = defaultdict(float)
-    at_once = evaluates_at_once(task)
-    groups = (EvaluationPart() if at_once else part).of(_evaluation_groups(task, dataset))
-
-    def batches() -> Iterator[Any]:
-        for batch in _evaluation_batches(task, dataset, device, [group for group, _ in groups]):
-            if should_stop():
-                raise _Stopped
-            yield to_device(batch, device)
-            on_step()
-
-    with torch.no_grad(), _evaluation_mode(model), autocast(task, device):
-        try:
-            if at_once and (whole := _metrics_of_all(task, model, batches(), dataset)) is not None:
-                return whole, True
-            for batch, (_, counts) in zip(batches(), groups, strict=True):
-                for name, value in _metrics(task, model, batch).items():
-                    sums[name] += value if counts else 0.0
-        except _Stopped:
-            return {}, False
-    return dict(sums), False
-
-
-def evaluates_at_once(task: Task) -> bool:
-    """Return True if a task may evaluate its whole data set itself."""
-    return type(task).evaluate_set is not Task.evaluate_set
-
-
-def means_of(parts: Sequence[Metrics]) -> dict[str, float]:
-    """Return the result of :func:`evaluate` from those of all parts."""
-    first, is_whole = parts[0]
-    if is_whole:
-        return first
-    if not all(sums for sums, _ in parts):
-        return {}
-    whole = {name: sum(sums[name] for sums, _ in parts) for name in first}
-    count = whole.pop("count")
-    if not count > 0:
-        raise UserCodeError(f'evaluate returned "count": {count:g} over the whole data set')
-    return {name: value / count for name, value in whole.items()} | {"count": count}
-
-
-def rehearse_evaluation(
-    task: Task, model: nn.Module, dataset: Dataset[Any], device: torch.device | str
-) -> list[str]:
-    """Evaluate the first batch of a data set, and return the names of the metrics.
-
-    Raises what :func:`evaluate` raises.
-    """
-    with torch.no_grad(), _evaluation_mode(model), autocast(task, device):
-        (group, *_) = _evaluation_groups(task, dataset)
-        (batch,) = (to_device(each, device) for each in _load(task, dataset, [group]))
-        metrics = _metrics_of_all(task, model, iter([batch]), dataset)
-        return sorted(metrics or _metrics(task, model, batch))
-
-
-class _Stopped(BaseException):
-    """Ends an evaluation. ``except Exception`` of the user's code doesn't catch it."""
-
-
-def _metrics_of_all(
-    task: Task, model: nn.Module, batches: Iterator[Any], dataset: Dataset[Any]
-) -> dict[str, float] | None:
-    with user_code("evaluate"):
-        metrics = task.evaluate_set(model, batches)
-        if metrics is None:
-            return None
-        values = {name: float(value) for name, value in metrics.items()}
-    return values | {"count": float(len(dataset))}  # type: ignore[arg-type]
-
-
 def batch_size_of(task: Task, name: str = "batch_size") -> int:
     """Return the number of samples in a step of a task. Raises :class:`SpecError`."""
     size = getattr(task, name)
@@ -381,31 +254,7 @@ def batch_size_of(task: Task, name: str = "batch_size") -> int:
     return size
 
 
-def _evaluation_batches(
-    task: Task, dataset: Dataset[Any], device: torch.device | str, groups: Sequence[range]
-) -> Iterator[Any]:
-    if not workers_of(task):
-        yield from _load(task, dataset, groups)
-        return
-    processes = LoaderProcesses(task, dataset, device)
-    try:
-        requests = [Request(group, number) for number, group in enumerate(groups)]
-        yield from prefetched(processes, requests)
-    finally:
-        processes.close()
-
-
-def _evaluation_groups(task: Task, dataset: Dataset[Any]) -> list[range]:
-    """Return the indices of each batch. Raises :class:`SpecError` if there are none."""
-    with user_code("dataset"):
-        length = len(dataset)  # type: ignore[arg-type]
-    if length == 0:
-        raise SpecError("task: the validation data set is empty", field="task")
-    size = batch_size_of(task, "evaluation_batch_size")
-    return [range(length)[cut : cut + size] for cut in range(0, length, size)]
-
-
-def _load(
+def load(
     task: Task, dataset: Dataset[Any], groups: Sequence[Sequence[int]], *, skips: bool = False
 ) -> Iterator[Any]:
     """Yield a batch for each group of indices."""
@@ -419,7 +268,7 @@ def _load(
 
 def sound_samples(task: Task, dataset: Dataset[Any], indices: Sequence[int]) -> list[int]:
     """Return those of some samples that can be loaded and go into one batch."""
-    (loaded,) = _load(task, dataset, [indices], skips=True)
+    (loaded,) = load(task, dataset, [indices], skips=True)
     return list(loaded.indices)
 
 
@@ -434,7 +283,7 @@ def loaded_once(
     with user_code("dataset"):
         found = samples_of(dataset, list(groups[0]))
     if not isinstance(found, list) or len(found) != len(groups[0]):
-        return lambda: list(_load(task, dataset, groups))  # A sample isn't known by its index.
+        return lambda: list(load(task, dataset, groups))  # A sample isn't known by its index.
     samples = dict(zip(groups[0], found, strict=True))
 
     def collate() -> list[Any]:
@@ -448,32 +297,6 @@ def loaded_once(
 
 def _own(sample: Any) -> Any:
     return copy.copy(sample) if isinstance(sample, dict | list) else sample
-
-
-def _metrics(task: Task, model: nn.Module, batch: Any) -> dict[str, float]:
-    with user_code("evaluate"):
-        sums = task.evaluate(model, batch)
-        if not isinstance(sums, Mapping):
-            raise UserCodeError(f"evaluate returned a {type(sums).__name__}, not a dict")
-        metrics = {name: float(value) for name, value in sums.items()}
-    if "count" not in metrics:
-        raise UserCodeError(
-            f'evaluate returned no "count", only {", ".join(sorted(metrics)) or "an empty dict"}',
-            remedy='return sums over the batch, and its number of samples as "count"',
-            metrics=sorted(metrics),
-        )
-    return metrics
-
-
-@contextmanager
-def _evaluation_mode(model: nn.Module) -> Iterator[None]:
-    before = [(module, module.training) for module in model.modules()]
-    model.eval()
-    try:
-        yield
-    finally:
-        for module, training in before:
-            module.training = training
 
 
 # -- one local step ------------------------------------------------------------------------------

@@ -15,18 +15,12 @@ from torch.utils.data import DataLoader, Dataset, default_collate
 
 from vcasgd.errors import SpecError, UserCodeError
 from vcasgd.learning.batch_source import BatchSource, SampleRange
+from vcasgd.learning.model_evaluation import evaluate
 from vcasgd.learning.optimizers import Closure, as_optimizer, takes_closure
 from vcasgd.learning.precision import StepPrecision
 from vcasgd.learning.rates import Rates
 from vcasgd.learning.subtasks import EpochPlan
-from vcasgd.learning.training import (
-    backward,
-    batch_size_of,
-    evaluate,
-    parts_of,
-    to_device,
-    update,
-)
+from vcasgd.learning.training import backward, batch_size_of, parts_of, to_device, update
 from vcasgd.learning.training_set import (
     LoaderData,
     TrainingSet,

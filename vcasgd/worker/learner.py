@@ -23,6 +23,13 @@ from vcasgd.learning.layout import Layout
 from vcasgd.learning.local_batch import most_workers
 from vcasgd.learning.local_model import LocalModel
 from vcasgd.learning.mean_gradients import RESTART, MeanGradients, moments_of
+from vcasgd.learning.model_evaluation import (
+    EvaluationPart,
+    Metrics,
+    evaluate_part,
+    means_of,
+    rehearse_evaluation,
+)
 from vcasgd.learning.optimizers import as_optimizer, check_workers, name_of, set_mode
 from vcasgd.learning.precision import StepPrecision
 from vcasgd.learning.rank_group import RankGroup
@@ -30,19 +37,7 @@ from vcasgd.learning.rates import Rates, clip
 from vcasgd.learning.rules import Payload, interval_start, longest_interval, make_rule
 from vcasgd.learning.shards import SMALL_FLOATS, Cut, ShardRange
 from vcasgd.learning.subtasks import EpochPlan
-from vcasgd.learning.training import (
-    EvaluationPart,
-    Interval,
-    Metrics,
-    batch_size_of,
-    evaluate_part,
-    means_of,
-    rehearse_evaluation,
-    seed_for,
-    set_seed,
-    train,
-    user_code,
-)
+from vcasgd.learning.training import Interval, batch_size_of, seed_for, set_seed, train, user_code
 from vcasgd.learning.tuning import Momenta, local_steps
 from vcasgd.learning.vector import Floats, is_sound
 from vcasgd.spec.job import JobSpec

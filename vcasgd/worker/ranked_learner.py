@@ -17,11 +17,12 @@ from torch.optim import Optimizer
 from vcasgd.errors import SpecError
 from vcasgd.learning.batch_source import SampleRange
 from vcasgd.learning.local_model import LocalModel
+from vcasgd.learning.model_evaluation import EvaluationPart, Metrics, evaluates_at_once
 from vcasgd.learning.optimizers import load_state
 from vcasgd.learning.rank_group import RankGroup, share_norms
 from vcasgd.learning.sharded_model import ShardedModel, check_optimizer, check_task, is_sharded
 from vcasgd.learning.shards import ShardRange
-from vcasgd.learning.training import EvaluationPart, Interval, Metrics, evaluates_at_once
+from vcasgd.learning.training import Interval
 from vcasgd.learning.vector import Floats
 from vcasgd.spec.job import JobSpec
 from vcasgd.store.ledger.job import ModelFacts

@@ -32,8 +32,8 @@ from torch import Tensor
 from vcasgd.child_process import kill
 from vcasgd.errors import RankLost, UserCodeError, VcasgdError
 from vcasgd.learning.batch_source import SampleRange
+from vcasgd.learning.model_evaluation import Metrics
 from vcasgd.learning.rank_group import RankGroup
-from vcasgd.learning.training import Metrics
 from vcasgd.learning.vector import Floats, MappedVector
 from vcasgd.spec.job import JobSpec
 from vcasgd.store.ledger.job import ModelFacts
