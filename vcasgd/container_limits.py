@@ -1,4 +1,4 @@
-"""What this process may use: memory and processors of the machine, or fewer in a container; files.
+"""Limits of this process: memory and processors of the machine, or fewer in a container; files.
 
 psutil and :func:`os.cpu_count` know only the machine. A container's limits are those of its control
 groups, of version 1 or 2, and of the groups around them; see cgroups(7).

@@ -557,7 +557,7 @@ class Learner:
 
         ``average``, float32 [floats], is measured beside or instead of it, as the job says. Raises
         :class:`MachineDiffers` if the validation set has another length than the first worker's,
-        besides what :func:`~vcasgd.learning.training.evaluate` raises.
+        besides what :func:`~vcasgd.learning.model_evaluation.evaluate` raises.
         """
         self.findings.check_validation()
         # What the model carries from batch to batch is the evaluation's.
