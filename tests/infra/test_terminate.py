@@ -21,6 +21,11 @@ case "$3" in
     # A launch that was in progress
     [ ! -e late ] || { cat late >>machines; rm late; } ;;
   delete)
+    if [ -e denied ]; then
+      echo "ERROR: (gcloud.compute.instances.delete) Could not fetch resource:" >&2
+      echo " - Required 'compute.instances.delete' permission for 'projects/p/…'" >&2
+      exit 1
+    fi
     exec 9>lock
     flock 9
     all="$*"
@@ -37,6 +42,10 @@ case "$2" in
     cut -f 2 machines
     [ ! -e late ] || { cat late >>machines; rm late; } ;;
   terminate-instances)
+    if [ -e denied ]; then
+      echo "An error occurred (UnauthorizedOperation) when calling TerminateInstances" >&2
+      exit 254
+    fi
     all="$*"
     ids="${all##*--instance-ids }"
     # One that is protected
@@ -107,6 +116,15 @@ def test_a_protected_machine_of_aws_keeps_no_other_one_alive(tmp_path: Path) -> 
     assert done.returncode == 1
     assert "still running after ten minutes: m-1" in done.stderr
     assert cloud.left() == "zone-1\tm-1\n"
+
+
+def test_a_missing_permission_is_named_at_once(cloud: Cloud) -> None:
+    (cloud.folder / "denied").touch()
+    done = cloud.terminate(deadline_seconds=2)
+    assert done.returncode == 1
+    allow = {"gcp": "compute.instances.delete", "aws": "ec2:TerminateInstances"}[cloud.cloud]
+    assert f"allow {allow}" in done.stderr
+    assert "ten minutes" not in done.stderr
 
 
 def test_a_listing_that_fails_is_an_error(cloud: Cloud) -> None:
