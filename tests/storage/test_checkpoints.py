@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import json
+import signal
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -431,3 +434,44 @@ def test_pruning_keeps_the_newest_and_the_protected(
     assert checkpoints.all() == kept
     files = {each.name for each in path_of(folder, stored[1]).parent.iterdir()}
     assert files == {each.name + end for each in kept for end in ("", ".pieces")}
+
+
+#: Writes a checkpoint of three pieces, and is killed at one of the calls of the storage.
+KILLED = """
+import os, signal, sys
+from vcasgd.storage.checkpoints import PIECE_BYTES, Checkpoints
+from vcasgd.storage.objects import Storage
+
+class Killed(Storage):
+    def put(self, *arguments):
+        if sys.argv[2] == "after the file":
+            os.kill(os.getpid(), signal.SIGKILL)
+        super().put(*arguments)
+
+def chunks():
+    global passes
+    passes += 1
+    yield bytes(PIECE_BYTES)
+    yield bytes(PIECE_BYTES)
+    if passes == 2 and sys.argv[2] == "in the file":
+        os.kill(os.getpid(), signal.SIGKILL)
+    yield bytes(PIECE_BYTES)
+
+passes = 0
+Checkpoints(Killed(sys.argv[1]), "job").put((9,), chunks)
+"""
+
+
+@pytest.mark.parametrize("when", ["in the file", "after the file"])
+def test_a_process_that_is_killed_leaves_nothing_that_stays(
+    checkpoints: ModelCheckpoints, folder: Path, when: str
+) -> None:
+    killed = subprocess.run([sys.executable, "-c", KILLED, f"file://{folder}", when], check=False)
+    assert killed.returncode == -signal.SIGKILL
+    base = folder / "jobs" / "job" / "checkpoints"
+    assert list(base.iterdir())
+
+    last = write(checkpoints, 10)
+    checkpoints.prune(1, frozenset())
+
+    assert {each.name for each in base.iterdir()} == {last.name, f"{last.name}.pieces"}

@@ -66,8 +66,9 @@ class Checkpoints:
         digest = sha256.hexdigest()
         name = f"{_stem(versions)}-{digest}.safetensors"
         verified = _verified(_pieces_of(chunks()), name, digest=digest)
-        self._storage.put(f"{self._prefix}/{name}.pieces", "".join(pieces).encode())
         self._storage.put_stream(f"{self._prefix}/{name}", verified, size)
+        # Last, because a file without it can be read as a whole, and pruning finds no other object.
+        self._storage.put(f"{self._prefix}/{name}.pieces", "".join(pieces).encode())
         return StoredCheckpoint(name, versions[0], digest, size)
 
     def all(self) -> list[StoredCheckpoint]:
@@ -131,9 +132,14 @@ class Checkpoints:
         """Delete all of the job's objects, also damaged ones. You may repeat it."""
         for path in self._storage.names(self._prefix):
             self._storage.delete(path)
+        self._storage.remove_unfinished(self._prefix)
 
     def prune(self, keep: int, protected: frozenset[str]) -> list[str]:
-        """Delete all but the newest ``keep`` and the protected checkpoints; return their names."""
+        """Delete all but the newest ``keep`` and the protected checkpoints; return their names.
+
+        Call it only while none is written: what is left of unfinished ones is deleted, too.
+        """
+        self._storage.remove_unfinished(self._prefix)
         names = [each.name for each in self.all()[:-keep] if each.name not in protected]
         for name in names:
             self.delete(name)
@@ -141,8 +147,8 @@ class Checkpoints:
 
     def delete(self, name: str) -> None:
         """Delete a checkpoint, if there is one."""
-        self._storage.delete(f"{self._prefix}/{name}")
         self._storage.delete(f"{self._prefix}/{name}.pieces")
+        self._storage.delete(f"{self._prefix}/{name}")
 
 
 def _pieces_of(chunks: Iterator[bytes]) -> Iterator[bytes]:

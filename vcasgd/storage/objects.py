@@ -112,6 +112,18 @@ class Storage:
             pages = obstore.list(self._store, prefix)
             return {str(each["path"]): int(each["size"]) for page in pages for each in page}
 
+    def remove_unfinished(self, prefix: str) -> None:
+        """Remove what killed processes left of objects under a prefix, if this is a folder.
+
+        Buckets do so themselves, by a rule for unfinished uploads. An object that is being written
+        is lost.
+        """
+        parts = urlsplit(self.url)
+        if parts.scheme == "file":
+            # obstore lists no such files.
+            for part in Path(parts.path, prefix).glob("*#*"):
+                part.unlink(missing_ok=True)
+
     def move(self, name: str, to: str) -> None:
         """Rename an object, replacing an existing one.
 
