@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
+from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -234,6 +235,27 @@ def test_a_budget_ends_a_sweep(api: Api, client: Client, code: Path) -> None:
 
     assert [job.state for job in jobs] == ["cancelled", "cancelled"]
     assert "the budget is used up" in lines[-1]
+
+
+@pytest.mark.parametrize("seconds", [sweeps.COST_SECONDS, 0.0])
+def test_a_sweep_with_a_budget_asks_rarely_what_its_jobs_cost(
+    api: Api, client: Client, code: Path, monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture, seconds: float,
+) -> None:  # fmt: skip
+    monkeypatch.setattr(sweeps, "COST_SECONDS", seconds)
+    caplog.set_level("INFO", "httpx")
+    options = SweepOptions("s", at_once=1, max_cost_usd=1.0)
+
+    with training(api):
+        jobs = Sweep(client, trials(code, 1, 2, 3, 4), options).run()
+
+    asked = Counter(
+        job.id for job in jobs for line in caplog.messages if f"/{job.id}/cost " in line
+    )
+    if seconds:
+        assert asked.total() == 1
+    else:
+        assert 1 < asked[jobs[0].id] < asked.total() / 2, "what an ended job cost is final"
 
 
 def test_the_commands_print_a_table_and_json(api: Api, code: Path) -> None:

@@ -25,6 +25,8 @@ from vcasgd.spec.sections import DEFAULT_METRICS, Metric
 
 #: Seconds between two looks at the jobs.
 POLL_SECONDS = 2.0
+#: Seconds between two looks at their costs: two bookings, so one that stays the same is final.
+COST_SECONDS = 20.0
 #: Most jobs of a sweep; more are a typing error.
 MAX_TRIALS = 1000
 #: Other jobs that the median needs.
@@ -216,6 +218,10 @@ class Sweep:
         #: Jobs by ID, in the order of their submission.
         self._jobs: dict[str, Job] = {}
         self._changes: dict[str, Trial] = {}
+        #: USD that each job has cost, as last asked, and when to ask again.
+        self._spent: dict[str, float] = {}
+        self._final: set[str] = set()
+        self._ask_at = 0.0
 
     def run(self) -> list[Job]:
         """Run all jobs to their ends, and return them.
@@ -276,7 +282,15 @@ class Sweep:
         limit = self._options.max_cost_usd
         if limit is None or not (self._waiting or self._running()):
             return
-        spent = sum(_patiently(job.cost).spent_usd for job in self._jobs.values())
+        if time.monotonic() < self._ask_at:
+            return
+        self._ask_at = time.monotonic() + COST_SECONDS
+        for name in self._jobs.keys() - self._final:
+            job, before = self._jobs[name], self._spent.get(name)
+            self._spent[name] = _patiently(job.cost).spent_usd
+            if job.over and self._spent[name] == before:
+                self._final.add(name)
+        spent = sum(self._spent.values())
         if spent >= limit:
             self._report(f"the budget is used up ({spent:.2f} USD); the sweep ends")
             self._waiting.clear()
