@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from vcasgd.errors import SpecError
+from vcasgd.errors import CloudUnavailable, SpecError
 from vcasgd.fleet.prices import PriceTable, Told
 from vcasgd.spec.hardware import Hardware
 
@@ -46,6 +46,23 @@ def test_what_the_cloud_tells_precedes_the_package_and_follows_the_users_file(
     assert (price.on_demand, price.hardware.cpus) == (0.11, 2)
     assert price.source == f"price list of AWS ({datetime.now(UTC).date()})"
     assert table.price("us-east-2", "m5.large").source != price.source
+
+
+def test_a_price_list_that_failed_is_read_again_soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    now, table, kind = [0.0], PriceTable.load("aws"), ("us-east-1", "m5.large")
+    monkeypatch.setattr("vcasgd.fleet.prices.time.monotonic", lambda: now[0])
+    answers = iter([CloudUnavailable("silent"), Told({kind[0]: {kind[1]: 0.11}}, {})])
+
+    def read() -> Told:
+        answer = next(answers)
+        if isinstance(answer, Told):
+            return answer
+        raise answer
+
+    for seconds, told in ((0, False), (60, False), (600, True), (80_000, True)):
+        now[0] += seconds
+        table.refresh(read, "price list of AWS")
+        assert (table.price(*kind).on_demand == 0.11) == told
 
 
 @pytest.mark.parametrize(

@@ -40,6 +40,8 @@ log = logging.getLogger(__name__)
 
 #: Seconds until a cloud's price list is read again.
 PRICE_LIST_SECONDS = 86_400.0
+#: The same after an attempt that failed.
+RETRY_SECONDS = 600.0
 
 
 class Told(NamedTuple):
@@ -84,7 +86,7 @@ class PriceTable:
     def __init__(self, cloud: str, own: list[_Table], bundled: list[_Table]) -> None:
         self._cloud = cloud
         self._own, self._fetched, self._bundled = own, list[_Table](), bundled
-        self._reading, self._read_at = threading.Lock(), float("-inf")
+        self._reading, self._due = threading.Lock(), float("-inf")
 
     @classmethod
     def load(cls, cloud: str, override: Path | None = None) -> PriceTable:
@@ -102,17 +104,18 @@ class PriceTable:
     def refresh(self, read: Callable[[], Told], source: str) -> None:
         """Use prices that the cloud tells, but for the user's own; read them once a day.
 
-        If the cloud refuses, those of the tables count.
+        If the cloud refuses, the last known ones count, or those of the tables.
         """
         with self._reading:
-            if time.monotonic() - self._read_at < PRICE_LIST_SECONDS:
+            if time.monotonic() < self._due:
                 return
-            self._read_at = time.monotonic()
+            self._due = time.monotonic() + RETRY_SECONDS
         try:
             told = read()
         except FleetError as error:
-            log.info("prices are those of the table: %s", error)
+            log.info("prices stay as they are: %s", error)
             return
+        self._due = time.monotonic() + PRICE_LIST_SECONDS
         today = datetime.now(UTC).date()
         self._fetched = [_Table(as_of=today, source=source, **told._asdict())]
 
