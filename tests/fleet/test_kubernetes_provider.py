@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -175,6 +176,16 @@ def test_quota_ends_a_launch(api: FakeKubernetes, provider: KubernetesProvider) 
     with pytest.raises(QuotaExceeded, match="exceeded quota"):
         provider.launch("gpu", 1, BOOT, "token-8")
     assert [one.id for one in provider.machines()] == [machine]
+
+
+def test_requests_for_many_pods_do_not_wait_for_each_other(
+    api: FakeKubernetes, provider: KubernetesProvider
+) -> None:
+    api.meeting = threading.Barrier(5, timeout=5)
+    machines = provider.launch("gpu", 10, BOOT, "token-9")
+    assert len(machines) == 10
+    provider.terminate(*machines)
+    assert not api.meeting.broken
 
 
 def test_what_the_api_server_refuses_is_named(

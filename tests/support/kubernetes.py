@@ -48,6 +48,8 @@ class FakeKubernetes(LocalServer):
         self.lock = threading.RLock()
         self._pods: dict[str, Json] = {}
         self._most_pods: int | None = None
+        #: Where creations and deletions meet others before they are carried out.
+        self.meeting: threading.Barrier | None = None
         self.kubeconfig = self.write_kubeconfig(folder / "kubeconfig", self.token)
 
     def write_kubeconfig(self, path: Path, token: str) -> Path:
@@ -137,6 +139,9 @@ class _Handler(QuietHandler):
         parts = urlsplit(self.path)
         body = json.loads(self.body() or b"{}")
         query = {name: values[0] for name, values in parse_qs(parts.query).items()}
+        if self.server.meeting is not None and self.command != "GET":
+            with contextlib.suppress(threading.BrokenBarrierError):
+                self.server.meeting.wait()
         with self.server.lock:
             try:
                 status, answer = 200, self._answer(parts.path, query, body)

@@ -10,9 +10,10 @@ import hashlib
 import json
 import os
 import time
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import Any, TypeVar
 
 import urllib3
 from kubernetes import client, config
@@ -27,7 +28,13 @@ from vcasgd.errors import (
     Throttled,
 )
 from vcasgd.fleet.pools import KubernetesPoolSpec
-from vcasgd.fleet.providers.base import MACHINE_ID, LaunchOrder, fleet_error, one_line
+from vcasgd.fleet.providers.base import (
+    CONNECTIONS,
+    MACHINE_ID,
+    LaunchOrder,
+    fleet_error,
+    one_line,
+)
 from vcasgd.fleet.providers.joining import (
     FROM_POOL,
     JoinedFleet,
@@ -38,12 +45,16 @@ from vcasgd.fleet.providers.joining import (
 )
 from vcasgd.schemas.fleet import Machine, MachineState
 
+T = TypeVar("T")
+
 #: Machines of one launch, each of which is a request.
 MAX_LAUNCHED = 50
 #: Seconds for which pods that have ended stay, so that a person can read their logs.
 KEPT_SECONDS = 600.0
 #: Ended pods that are deleted at a time.
 MAX_CLEANED = 20
+#: Requests of one launch or deletion that are under way at the same time.
+AT_A_TIME = 10
 #: Seconds to connect, and to wait for an answer.
 _TIMEOUT = (5, 20)
 #: Pods in one answer.
@@ -99,25 +110,21 @@ class KubernetesProvider(OrderedProvider[KubernetesPoolSpec]):
             page["_continue"] = answer.metadata.var_continue
 
     def _order(self, order: LaunchOrder[KubernetesPoolSpec], launch: str) -> list[str]:
-        created: list[str] = []
-        for index in range(min(order.count, MAX_LAUNCHED)):
-            pod = manifest(order, self._cluster, launch, index)
-            try:
-                self._create(pod, order.spec.name)
-            except FleetError:
-                if created:
-                    break  # The next launch meets the error first.
-                raise
-            created.append(pod["metadata"]["name"])
+        count = min(order.count, MAX_LAUNCHED)
+        pods = [manifest(order, self._cluster, launch, index) for index in range(count)]
+        errors = _each(lambda pod: self._create(pod, order.spec.name), pods)
+        created = [
+            pod["metadata"]["name"] for pod, error in zip(pods, errors, strict=True) if not error
+        ]
+        if not created and errors[0] is not None:
+            raise errors[0]  # Otherwise the next launch meets it first.
         return created
 
     def _clean(self, listed: list[Listed]) -> None:
         """Delete pods that ended some minutes ago."""
         before = time.time() - KEPT_SECONDS
         old = [one.machine.id for one in listed if one.ended_at and one.ended_at < before]
-        with suppress(FleetError):  # They cost nothing.
-            for name in old[:MAX_CLEANED]:
-                self._delete_pod(name)
+        _each(self._delete_pod, old[:MAX_CLEANED])  # They cost nothing, so errors don't matter.
 
     def _create(self, pod: dict[str, Any], pool: str) -> None:
         """Create a pod, unless there is one with its name."""
@@ -130,17 +137,14 @@ class KubernetesProvider(OrderedProvider[KubernetesPoolSpec]):
                 raise
 
     def _delete(self, machines: Iterable[str], grace_seconds: float | None = None) -> None:
-        wanted, failed = set(machines), None
+        wanted, alive = set(machines), []
         for one in (listed.machine for listed in self._listed()):
             leaves = one.notice_at is not None and grace_seconds != 0
-            if one.id not in wanted or leaves or one.state is MachineState.GONE:
-                continue
-            try:
-                self._delete_pod(one.id, grace_seconds)
-            except FleetError as error:
-                failed = error
-        if failed is not None:
-            raise failed
+            if one.id in wanted and not leaves and one.state is not MachineState.GONE:
+                alive.append(one.id)
+        for error in _each(lambda name: self._delete_pod(name, grace_seconds), alive):
+            if error is not None:
+                raise error
 
     def _delete_pod(self, name: str, grace_seconds: float | None = None) -> None:
         """Delete a pod, whose processes then have some time; None means the pod's own."""
@@ -153,6 +157,20 @@ class KubernetesProvider(OrderedProvider[KubernetesPoolSpec]):
         except InvalidRequest as error:
             if error.code != "NotFound":
                 raise
+
+
+def _each(call: Callable[[T], None], things: Sequence[T]) -> list[FleetError | None]:
+    """Call the API server for each of several things, some at a time, and return the errors."""
+
+    def attempt(thing: T) -> FleetError | None:
+        try:
+            call(thing)
+        except FleetError as error:
+            return error
+        return None
+
+    with ThreadPoolExecutor(AT_A_TIME) as threads:
+        return list(threads.map(attempt, things))
 
 
 def _api_client(context: str | None) -> client.ApiClient:
@@ -168,6 +186,7 @@ def _api_client(context: str | None) -> client.ApiClient:
             remedy="set KUBECONFIG, or run the controller in the cluster with a service account",
         ) from error
     settings.retries = 0
+    settings.connection_pool_maxsize = CONNECTIONS
     return client.ApiClient(settings)
 
 
