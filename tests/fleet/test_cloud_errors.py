@@ -136,6 +136,16 @@ def test_every_exception_of_google_s_libraries_is_mapped(kind: type[Exception]) 
         gcp_calls.attempt(fail, "pool")
 
 
+def test_credentials_that_can_not_be_read_now_are_no_refusal() -> None:
+    silent = google.auth.exceptions.TransportError("metadata")
+
+    def refresh() -> None:
+        raise google.auth.exceptions.RefreshError("no token") from silent
+
+    with pytest.raises(CloudUnavailable):
+        gcp_calls.attempt(refresh)
+
+
 # --- over HTTP --------------------------------------------------------------------------
 
 

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from pathlib import Path
 
 import pytest
 import yaml
+from cryptography.hazmat.primitives.asymmetric.rsa import generate_private_key
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 from support.provider_backends import aws_backend, gcp_backend
 
-from vcasgd.errors import SpecError
+from vcasgd.errors import CloudDenied, CloudUnavailable, SpecError
 from vcasgd.fleet.pools import parse_pools
 from vcasgd.fleet.providers.local.provider import LocalProvider
 from vcasgd.fleet.providers.registry import configured_pools, make_providers
@@ -68,6 +71,44 @@ def test_pools_of_one_place_share_a_provider(tmp_path: Path) -> None:
         assert {offer.spot for offer in providers["b"].offers("b")} == {False}
         assert providers["g"].name == "gcp"
         assert providers["a"].machines() == providers["g"].machines() == []
+
+
+def test_credentials_of_aws_that_come_later_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    with aws_backend() as aws:
+        # Given a provider that is made when the machine's credentials can't be read
+        with monkeypatch.context() as patch:
+            patch.delenv("AWS_ACCESS_KEY_ID")
+            patch.delenv("AWS_SECRET_ACCESS_KEY")
+            provider = aws.provider()
+            with pytest.raises(CloudDenied, match="credentials"):
+                provider.machines()
+        # When they can, then it uses them
+        assert provider.machines() == []
+
+
+def test_credentials_of_google_are_read_with_the_first_call(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "credentials.json"
+    monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", str(file))
+    monkeypatch.setenv("GOOGLE_CLOUD_PROJECT", "project")
+    with gcp_backend() as gcp:
+        pools = parse_pools({"pools": [gcp.document()]})
+    settings = Settings(home=tmp_path, compute_url="https://127.0.0.1:9")
+
+    # No server of credentials that is slow delays who makes providers.
+    (provider,) = make_providers(settings, pools).values()
+
+    with pytest.raises(CloudDenied, match="credentials"):
+        provider.machines()
+    key = generate_private_key(65537, 2048).private_bytes(
+        Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()
+    )
+    account = {"type": "service_account", "client_email": "a@b", "private_key": key.decode(),
+               "token_uri": "http://127.0.0.1:9"}  # fmt: skip
+    file.write_text(json.dumps(account))
+    with pytest.raises(CloudUnavailable, match="Connection refused"):
+        provider.machines()
 
 
 @pytest.mark.parametrize(("cloud", "library"), [("aws", "boto3"), ("gcp", "google.cloud")])

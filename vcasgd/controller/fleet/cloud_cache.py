@@ -111,8 +111,12 @@ class CloudCache:
 
     def unknown(self, pool: str) -> str | None:
         """Return why a pool can't be judged yet, as text for users, or None."""
-        if not self._listings[self._pools.providers[pool]].answered:
-            return "its machines are not listed yet"
+        listing = self._listings[self._pools.providers[pool]]
+        if not listing.answered:
+            why = listing.problem
+            return (
+                f"its machines can't be listed: {why}" if why else "its machines are not listed yet"
+            )
         return None if self._offers[pool].answered else "its prices are not known yet"
 
     # -- machines ------------------------------------------------------------------------------

@@ -44,6 +44,7 @@ from vcasgd.fleet.providers.aws_calls import (
 )
 from vcasgd.fleet.providers.base import (
     Boot,
+    Connection,
     LaunchOrder,
     Provider,
     offer_of,
@@ -120,7 +121,7 @@ class AwsProvider(Provider[AwsPoolSpec]):
         self._kinds = sorted({kind for pool in pools for kind in pool.machine_types})
         for kind in self._kinds:
             table.price(self._region, kind)
-        self._ec2 = client("ec2", self._region)
+        self._ec2 = Connection(lambda: client("ec2", self._region))
         self._price_seconds = price_seconds
         self._cached: dict[tuple[str, ...], tuple[float, Prices]] = {}
         #: The last known price of each market.
@@ -200,7 +201,8 @@ class AwsProvider(Provider[AwsPoolSpec]):
         )
 
     def close(self) -> None:
-        self._ec2.close()
+        if self._ec2.made is not None:
+            self._ec2.made.close()
 
     def _terminate(self, machines: list[str]) -> list[FleetError]:
         """Terminate machines; halve the call while EC2 refuses it because of one of them."""
@@ -244,7 +246,7 @@ class AwsProvider(Provider[AwsPoolSpec]):
     def _described(self, *filters: dict[str, Any]) -> list[dict[str, Any]]:
         """Return this cluster's machines that match all filters."""
         mine, rows = tagged(CLUSTER_TAG, self._cluster), "Reservations[].Instances[]"
-        return listed(self._ec2, "describe_instances", rows, self._page, Filters=[mine, *filters])
+        return listed(self._ec2(), "describe_instances", rows, self._page, Filters=[mine, *filters])
 
     def _spot_prices(self, kinds: Sequence[str], zones: Sequence[str]) -> Prices:
         """Return the current prices of types in zones, which are cached."""
@@ -258,7 +260,7 @@ class AwsProvider(Provider[AwsPoolSpec]):
 
     def _fetch_prices(self, kinds: Sequence[str], zones: Sequence[str]) -> Prices:
         rows = listed(
-            self._ec2,
+            self._ec2(),
             "describe_spot_price_history",
             "SpotPriceHistory[]",
             InstanceTypes=list(kinds),
@@ -311,7 +313,7 @@ class AwsProvider(Provider[AwsPoolSpec]):
         return offer_of(spec, zone, kind, listed.on_demand, listed)
 
     def _call(self, operation: str, pool: str | None, arguments: dict[str, Any]) -> Any:
-        return call(self._ec2, operation, pool, arguments)
+        return call(self._ec2(), operation, pool, arguments)
 
 
 def _refusal(pool: str, answer: dict[str, Any]) -> FleetError:

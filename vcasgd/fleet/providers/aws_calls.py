@@ -15,7 +15,7 @@ from typing import Any
 
 import boto3
 from botocore.config import Config
-from botocore.exceptions import BotoCoreError, ClientError
+from botocore.exceptions import BotoCoreError, ClientError, NoCredentialsError
 
 from vcasgd.errors import (
     CloudDenied,
@@ -74,7 +74,10 @@ _EXCEPTIONS: dict[type[FleetError], str] = {
 def client(
     service: str, region: str, *, read_seconds: float = READ_SECONDS, attempts: int = ATTEMPTS
 ) -> Any:
-    """Create a client with time limits. ``AWS_ENDPOINT_URL`` and AWS's other variables apply."""
+    """Create a client with time limits. ``AWS_ENDPOINT_URL`` and AWS's other variables apply.
+
+    Raises :class:`FleetError` without credentials.
+    """
     config = Config(
         connect_timeout=CONNECT_SECONDS,
         read_timeout=read_seconds,
@@ -82,7 +85,11 @@ def client(
         max_pool_connections=CONNECTIONS,
     )
     with errors(service, None):
-        return boto3.session.Session().client(service, region_name=region, config=config)
+        session = boto3.session.Session()
+        if session.get_credentials() is None:
+            # The client would never look for them again.
+            raise NoCredentialsError
+        return session.client(service, region_name=region, config=config)
 
 
 @contextmanager
@@ -267,11 +274,11 @@ def _quotas(pool: AwsPoolSpec, cpus: Mapping[str, float]) -> list[AccountQuota]:
         if (group := _group(kind)) is not None:
             code = _CODES[group, pool.spot]
             least[code] = min(least.get(code, cpus[kind]), cpus[kind])
-    service = client("service-quotas", pool.region)
     found = []
     for code, number in least.items():
         request = {"ServiceCode": "ec2", "QuotaCode": code}
         try:
+            service = client("service-quotas", pool.region)
             answer = call(service, "get_service_quota", pool.name, request)
         except FleetError:
             continue  # Not all credentials may read quotas, which launches don't need.

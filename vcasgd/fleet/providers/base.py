@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import re
 import sys
+import threading
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Generic, TypeVar
 
@@ -94,6 +95,28 @@ class AccountAnswer:
 def one_line(text: str) -> str | None:
     """Return a machine's text as one printable line, or None if it is empty."""
     return " ".join(printable(text[:BOOT_ERROR_LENGTH]).split()) or None
+
+
+Client = TypeVar("Client")
+
+
+class Connection(Generic[Client]):
+    """A client of a cloud, which is made at its first use, on the thread of that call.
+
+    Credentials from a machine's metadata take long while that is slow. After an error, the next use
+    tries again.
+    """
+
+    def __init__(self, make: Callable[[], Client]) -> None:
+        self._make, self._lock = make, threading.Lock()
+        self.made: Client | None = None
+
+    def __call__(self) -> Client:
+        """Return the client. Raises the errors of ``make``."""
+        with self._lock:
+            if self.made is None:
+                self.made = self._make()
+            return self.made
 
 
 Spec = TypeVar("Spec", bound=PoolSpec)

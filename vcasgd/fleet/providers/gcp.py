@@ -28,6 +28,7 @@ from vcasgd.fleet.pools import GcpPoolSpec
 from vcasgd.fleet.prices import PriceTable
 from vcasgd.fleet.providers.base import (
     Boot,
+    Connection,
     LaunchOrder,
     Provider,
     offer_of,
@@ -68,6 +69,17 @@ USER_DATA_BYTES = 262_144
 PAGE = 500
 
 
+class Clients:
+    """Clients of Compute Engine, which share credentials. Raises Google's own errors."""
+
+    def __init__(self, url: str | None) -> None:
+        options = client_options(url)
+        self.machines = compute_v1.InstancesClient(**options)
+        self.operations = compute_v1.ZoneOperationsClient(**options)
+        self.everywhere = compute_v1.InstanceTemplatesClient(**options)
+        self.regional = compute_v1.RegionInstanceTemplatesClient(**options)
+
+
 class GcpProvider(Provider[GcpPoolSpec]):
     """Provider for pools of one project.
 
@@ -102,11 +114,7 @@ class GcpProvider(Provider[GcpPoolSpec]):
         for pool in pools:
             for kind in pool.machine_types:
                 priced(pool, kind, table)
-        options = client_options(url)
-        self._machines = attempt(lambda: compute_v1.InstancesClient(**options))
-        self._operations = attempt(lambda: compute_v1.ZoneOperationsClient(**options))
-        self._global = attempt(lambda: compute_v1.InstanceTemplatesClient(**options))
-        self._regional = attempt(lambda: compute_v1.RegionInstanceTemplatesClient(**options))
+        self._clients = Connection(lambda: attempt(lambda: Clients(url)))
 
     def offers(self, pool: str) -> list[Offer]:
         read = partial(catalog_prices, list(self._pools.values()), self._table, self._url)
@@ -146,7 +154,7 @@ class GcpProvider(Provider[GcpPoolSpec]):
         """See the contract. The error is a guest attribute, which takes one call."""
         if (zone := self._zones.get(machine_id)) is None:
             return None
-        read = self._machines.get_guest_attributes
+        read = self._clients().machines.get_guest_attributes
         attributes = self._act(read, zone, machine_id, query_path=BOOT_ERROR_ATTRIBUTE)
         return attributes and one_line(attributes.query_value.items[0].value)
 
@@ -155,7 +163,7 @@ class GcpProvider(Provider[GcpPoolSpec]):
         error: FleetError | None = None
         for machine in self._find(*machine_ids):
             try:
-                self._act(self._machines.delete_unary, last(machine.zone), machine.name)
+                self._act(self._clients().machines.delete_unary, last(machine.zone), machine.name)
             except (CloudUnavailable, Throttled):
                 raise
             except FleetError as refusal:
@@ -171,12 +179,13 @@ class GcpProvider(Provider[GcpPoolSpec]):
                     f"{machine_id}: Google does not preempt on-demand machines",
                     remedy="end it without notice",
                 )
-            simulate = self._machines.simulate_maintenance_event_unary
+            simulate = self._clients().machines.simulate_maintenance_event_unary
             self._act(simulate, last(machine.zone), machine_id)
 
     def close(self) -> None:
-        for each in (self._machines, self._operations, self._global, self._regional):
-            each.transport.close()
+        if self._clients.made is not None:
+            for each in vars(self._clients.made).values():
+                each.transport.close()
 
     def _metadata(self, spec: GcpPoolSpec, boot: Boot) -> dict[str, str]:
         script = worker_script(boot_environment(boot, "gcp", spec.region, spec.template.secrets))
@@ -190,7 +199,8 @@ class GcpProvider(Provider[GcpPoolSpec]):
         arguments = {"project": self._project, "instance_template": path[-1]}
         if path[2] == "regions":
             arguments["region"] = path[3]
-        client = self._regional if "region" in arguments else self._global
+        clients = self._clients()
+        client = clients.regional if "region" in arguments else clients.everywhere
         template = call(client.get, arguments, spec.name)
         return {item.key: item.value for item in template.properties.metadata.items}
 
@@ -208,7 +218,7 @@ class GcpProvider(Provider[GcpPoolSpec]):
             "request_id": request,
             "bulk_insert_instance_resource_resource": resource,
         }
-        operation = call(self._machines.bulk_insert_unary, arguments, spec.name, zone)
+        operation = call(self._clients().machines.bulk_insert_unary, arguments, spec.name, zone)
         operation = self._await(operation, zone, deadline)
         names = list(resource["per_instance_properties"])
         if operation.status != compute_v1.Operation.Status.DONE:
@@ -230,7 +240,7 @@ class GcpProvider(Provider[GcpPoolSpec]):
             if left <= 0:
                 break
             try:
-                operation = call(self._operations.wait, arguments, seconds=left)
+                operation = call(self._clients().operations.wait, arguments, seconds=left)
             except CloudUnavailable:
                 break
         return operation
@@ -256,7 +266,9 @@ class GcpProvider(Provider[GcpPoolSpec]):
             "max_results": self._page,
         }
         # Further pages are fetched as the first one is read.
-        scopes = attempt(lambda: list(self._machines.aggregated_list(arguments, **limits())))
+        scopes = attempt(
+            lambda: list(self._clients().machines.aggregated_list(arguments, **limits()))
+        )
         return [
             machine
             for _, scope in scopes

@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 from google.api_core.exceptions import GoogleAPICallError, GoogleAPIError
 from google.auth import default
 from google.auth.credentials import AnonymousCredentials
-from google.auth.exceptions import GoogleAuthError
+from google.auth.exceptions import GoogleAuthError, TransportError
 from google.auth.transport.requests import AuthorizedSession
 from google.cloud import compute_v1
 
@@ -55,10 +55,15 @@ CODES: dict[type[FleetError], str] = {
 
 
 def client_options(url: str | None) -> dict[str, Any]:
-    if url is None:
-        return {}
-    plain = {"credentials": AnonymousCredentials()} if url.startswith("http://") else {}
-    return {"client_options": {"api_endpoint": url}, **plain}
+    """Return the options of clients with this process's credentials."""
+    return {"credentials": _credentials(url), "client_options": {"api_endpoint": url}}
+
+
+def _credentials(url: str | None) -> Any:
+    """Return this process's credentials; none for plain HTTP."""
+    if url is not None and url.startswith("http://"):
+        return AnonymousCredentials()
+    return default(scopes=[_SCOPE])[0]
 
 
 def limits(seconds: float = CALL_SECONDS) -> dict[str, Any]:
@@ -90,7 +95,10 @@ def attempt(request: Callable[[], T], pool: str | None = None, zone: str | None 
             CODES, _reason(error), text, status=status, pool=pool, zone=zone
         ) from error
     except GoogleAuthError as error:
-        raise CloudDenied(f"Google's credentials: {error}") from error
+        # No answer, for example of the machine's metadata, is no refusal.
+        silent = error.retryable or isinstance(error.__cause__ or error, TransportError)
+        kind = CloudUnavailable if silent else CloudDenied
+        raise kind(f"Google's credentials: {error}") from error
     except (GoogleAPIError, OSError) as error:
         # Errors of requests are OSErrors.
         raise CloudUnavailable(f"Compute Engine: {error}") from error
@@ -301,10 +309,7 @@ def _granted(pool: GcpPoolSpec, url: str | None) -> set[str]:
 
 def session(url: str | None) -> AuthorizedSession:
     """Return a session with this process's credentials, or without any over plain HTTP."""
-    if url is not None and url.startswith("http://"):
-        return AuthorizedSession(AnonymousCredentials())
-    credentials, _ = default(scopes=[_SCOPE])
-    return AuthorizedSession(credentials)
+    return AuthorizedSession(_credentials(url))
 
 
 def _quotas(pool: GcpPoolSpec, cpus: Mapping[str, float], url: str | None) -> list[AccountQuota]:
