@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import http.client
+import json
 import os
 import shutil
 import signal
@@ -19,6 +20,8 @@ from typer.testing import CliRunner
 
 from vcasgd.cli import app as cli
 from vcasgd.errors import ApiError
+from vcasgd.fleet.providers.local.processes import Process
+from vcasgd.stack import PartState, StackHome, StackPhase, StackState
 
 
 def get(api: Api, path: str) -> httpx.Response:
@@ -58,6 +61,18 @@ def test_a_ledger_without_writes_is_reported(own_api: Api, monkeypatch: pytest.M
     status = CliRunner().invoke(cli, ["status"])
     assert status.exit_code == 1
     assert "the store takes no writes" in status.output
+    # Also in the row of a stack's ledger
+    part = PartState(os.getpid(), Process.of(os.getpid()).started, ready=True)
+    parts = {"ledger": part, "tensors": part}
+    home = StackHome(own_api.home)
+    StackState(StackPhase.READY, part, own_api.url, parts=parts).write(home.path)
+    monkeypatch.delenv("VCASGD_API_URL")
+    lock = home.acquire()
+    assert lock is not None
+    with lock:
+        rows = json.loads(CliRunner().invoke(cli, ["status", "--json"]).stdout)["parts"]
+    assert {row["name"]: row["ready"] for row in rows} == {"ledger": False, "tensors": True}
+    monkeypatch.setenv("VCASGD_API_URL", own_api.url)
     own_api.connection.execute_command("REPLICAOF", "NO", "ONE")
     assert CliRunner().invoke(cli, ["status"]).exit_code == 0
 

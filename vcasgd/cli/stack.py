@@ -32,11 +32,11 @@ from vcasgd.doctor import Severity, describe_gpus, findings, knows_api
 from vcasgd.errors import ApiError
 from vcasgd.settings import Settings, load_settings
 from vcasgd.stack import StackHome, StackPhase, StackState
-from vcasgd.stack.layout import GATEWAY
+from vcasgd.stack.layout import GATEWAY, kind_of
 
 _PARTS: Columns = {
     "PART": lambda row: row["name"],
-    "STATE": lambda row: "ready" if row["ready"] else "starting" if row["pid"] else "down",
+    "STATE": lambda row: "ready" if row["ready"] else "not ready" if row["pid"] else "down",
     "PID": lambda row: row["pid"] or None,
     "STARTED": lambda row: ago(row["started_at"] if row["pid"] else None),
     "RESTARTS": lambda row: row["restarts"],
@@ -131,6 +131,13 @@ def status(as_json: Json = False, home: Home = None, url: Url = None, token: Tok
                 raise
             # The parts are what to look at when the API has a problem.
             value["problem"] = str(error)
+            kind = str(error.details.get("problem", {}).get("type"))
+            for part in value["parts"]:
+                # The supervisor only sees that it answers.
+                no_ledger = (
+                    kind.endswith(":store-unavailable") and kind_of(part["name"]) == "ledger"
+                )
+                part["ready"] = part["ready"] and not no_ledger
     if as_json:
         show_json(value)
     else:
