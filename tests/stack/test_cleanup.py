@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
+import json
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+from support.harness import RedisServer
 from support.provider_backends import aws_backend, gcp_backend, sleeper
 from typer.testing import CliRunner
 
 from vcasgd.chaos.faults import small_disk
 from vcasgd.cli import app
+from vcasgd.controller.fleet.pools import PoolRegistry
 from vcasgd.errors import StackError
 from vcasgd.fleet.pools import LocalPoolSpec
 from vcasgd.fleet.providers.local.provider import LocalProvider
 from vcasgd.settings import Settings
 from vcasgd.stack import PartState, StackHome, StackState
 from vcasgd.stack.cleanup import KnownMachines, Unended, destroy_machines
+from vcasgd.store.ledger.control import Control
 
 BOOT = sleeper()
 
@@ -143,17 +147,39 @@ def test_down_fails_if_machines_may_still_run(
     (pools := tmp_path / "pools.yaml").write_text("pools: [{name: a, provider: local}]")
     monkeypatch.setenv("VCASGD_POOLS", str(pools))
     # Given a stack that was killed, and a machine of a pool that is not valid any more
-    StackState(
-        parts={"controller": PartState()},
-        known_pools={"gone": {"name": "gone", "provider": "aws"}},
-        known_machines={"i-1": "gone"},
-    ).write(tmp_path)
+    StackState(parts={"controller": PartState()}, known_machines={"i-1": "gone"}).write(tmp_path)
+    used = {"cluster": "c", "pools": {"gone": {"name": "gone", "provider": "aws"}}}
+    (tmp_path / "used-pools.json").write_text(json.dumps(used))
 
     result = CliRunner().invoke(app, ["down", "--home", str(tmp_path)])
 
     assert result.exit_code == 1
     text = f"{result.exception}{result.output}"
     assert "pool gone (i-1) may still run" in text
+
+
+@pytest.mark.ci
+def test_down_without_ledger_and_settings_ends_machines_of_removed_pools(tmp_path: Path) -> None:
+    (tmp_path / "ledger").mkdir()
+    with aws_backend() as aws, ExitStack() as ends:
+        server = RedisServer(tmp_path / "ledger", durable=False)
+        ends.callback(server.end)
+        # Given a machine of a pool that was removed from the file, and a stack that was killed
+        settings = settings_of(tmp_path, aws.document())
+        pools = PoolRegistry(settings, Control(server.connection))
+        pools.remember([aws.pool])
+        pools.providers[aws.pool].launch(aws.pool, 1, BOOT, "t1")
+        settings_of(tmp_path, {"name": "local", "provider": "local"})
+        assert pools.refresh()
+        StackState(parts={"controller": PartState()}).write(tmp_path)
+
+        # When it is stopped in a shell without its settings
+        result = CliRunner().invoke(app, ["down", "--home", str(tmp_path)])
+
+        # Then the machine ends, and is not asked for again
+        assert result.exit_code == 0, result.output
+        assert aws.alive() == set()
+        assert not (tmp_path / "used-pools.json").exists()
 
 
 def test_destroy_without_a_controller_keeps_cloud_machines(tmp_path: Path) -> None:

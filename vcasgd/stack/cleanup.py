@@ -7,9 +7,11 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any
 
 from vcasgd.controller.fleet.machine_timeline import TimelineRecorder
+from vcasgd.controller.fleet.pools import USED_POOLS, used_pools
 from vcasgd.errors import FleetError, SpecError, StackError, StoreError, VcasgdError
 from vcasgd.fleet.pools import JOIN, LocalPoolSpec, PoolSpec, load_pools, pool_row
 from vcasgd.fleet.providers.base import Provider
@@ -50,15 +52,25 @@ def kill_remaining(home: StackHome, state: StackState) -> None:
 class KnownMachines:
     """Pools of the machines in the ledger, and these pools as they were in the pools file.
 
-    The file may lack some of the pools now.
+    The file may lack some of the pools now. ``cluster``: that of the machines, unless it is the one
+    in the settings.
     """
 
     pools: Mapping[str, Any] = field(default_factory=dict)
     machines: Mapping[str, str] = field(default_factory=dict)
+    cluster: str | None = None
 
     @classmethod
-    def read(cls, ledger_url: str) -> KnownMachines:
-        """Read them; nothing if the ledger doesn't answer, or is none that the stack supports."""
+    def without_ledger(
+        cls, home: StackHome, machines: Mapping[str, str] = MappingProxyType({})
+    ) -> KnownMachines:
+        """Return what the controller wrote into the home."""
+        cluster, pools = used_pools(home.path)
+        return cls(pools, machines, cluster)
+
+    @classmethod
+    def read(cls, home: StackHome, ledger_url: str) -> KnownMachines:
+        """Read them from the ledger, or from the home if it doesn't answer or isn't supported."""
         ledger = connect(ledger_url, answer_seconds=PROBE_SECONDS)
         control = Control(ledger)
         try:
@@ -67,7 +79,7 @@ class KnownMachines:
             return cls(control.pool_specs(), {name: row["pool"] for name, row in rows.items()})
         except StoreError as error:
             log.warning("ledger: %s", error)
-            return cls()
+            return cls.without_ledger(home)
 
     def of(self, pools: Collection[str]) -> tuple[str, ...]:
         """Return the machines of some pools."""
@@ -104,6 +116,8 @@ def destroy_machines(
     be under way.
     """
     unended = []
+    if known.cluster is not None:
+        settings = settings.model_copy(update={"cluster": known.cluster})
     for pool in local_pools(settings):
         provider = LocalProvider(
             home.path, settings.cluster, LocalPoolSpec(name=pool, provider="local", max_machines=1)
@@ -116,6 +130,8 @@ def destroy_machines(
         endings, unreachable = _endings(settings, known)
         unended += unreachable
         unended += _end_all(endings, progress, give_up, look_seconds)
+        if not unended:
+            (home.path / USED_POOLS).unlink(missing_ok=True)
     for each in unended:
         log.error("%s", each)
     return unended

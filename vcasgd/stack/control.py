@@ -184,7 +184,7 @@ def down(settings: Settings, progress: Callable[[str], None] = lambda _: None) -
                     home,
                     settings,
                     state.parts,
-                    known=KnownMachines(state.known_pools, state.known_machines),
+                    known=KnownMachines.without_ledger(home, state.known_machines),
                     progress=progress,
                 )
             )

@@ -4,6 +4,7 @@ They are in one folder::
 
     stack.lock      held by the supervisor and its guardian
     stack.json      :class:`StackState`, which the supervisor writes, and reads at its next start
+    used-pools.json pools that may have machines, which the controller writes
     token           the API's bearer token, generated once
     secrets.json    passwords of the Redis servers, of Ray and for workers, and the key of the
                     jobs' secrets, generated once
@@ -26,7 +27,7 @@ from dataclasses import asdict, dataclass, field, replace
 from enum import StrEnum
 from functools import cache
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
 
 from pydantic import TypeAdapter, ValidationError
 
@@ -193,9 +194,8 @@ class StackState:
     parts: Mapping[str, PartState] = field(default_factory=dict)
     #: What the shutdown does at present.
     doing: str = ""
-    #: True after a shutdown that saw the end of all machines, or else what it knew about them.
+    #: True after a shutdown that saw the end of all machines, or else their pools.
     machines_ended: bool = False
-    known_pools: Mapping[str, Any] = field(default_factory=dict)
     known_machines: Mapping[str, str] = field(default_factory=dict)
     #: Reason of a failure: class name, message, remedy.
     error: tuple[str, str, str | None] | None = None

@@ -181,8 +181,8 @@ class Supervisor:
 
     def _stop_machines(self, *, in_ledger: bool) -> None:
         settings, ledger = self._layout.settings, self._layout.urls["ledger"]
-        known = KnownMachines.read(ledger)
-        self._change(known_pools=known.pools, known_machines=known.machines)
+        known = KnownMachines.read(self._home, ledger)
+        self._change(known_machines=known.machines)
         unended = destroy_machines(
             self._home,
             settings,

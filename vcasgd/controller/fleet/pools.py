@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import time
 from collections.abc import Callable, Iterable
+from pathlib import Path
 from typing import Any
 
 from vcasgd.errors import FleetError, SpecError
@@ -18,6 +20,7 @@ from vcasgd.fleet.providers.registry import (
     place_of,
     stored_place,
 )
+from vcasgd.local_files import write_private
 from vcasgd.settings import Settings
 from vcasgd.store.ledger.control import Control
 
@@ -26,6 +29,21 @@ log = logging.getLogger(__name__)
 #: Seconds before another attempt to reach the provider of a removed pool, or to take over a file
 #: that was refused.
 RETRY_SECONDS = 60.0
+#: File in a stack's home with the cluster's name and the pools that may have machines, for a
+#: ``vcasgd down`` without the ledger and without the settings of ``up``.
+USED_POOLS = "used-pools.json"
+
+
+def used_pools(home: Path) -> tuple[str | None, dict[str, Any]]:
+    """Return the cluster of a stack, if it is known, and its pools that may have machines."""
+    try:
+        stored = json.loads((home / USED_POOLS).read_text())
+        return str(stored["cluster"]), dict(stored["pools"])
+    except FileNotFoundError:
+        return None, {}
+    except (OSError, ValueError, LookupError, TypeError) as error:
+        log.error("%s can't be read: %s", home / USED_POOLS, error)
+        return None, {}
 
 
 class PoolRegistry:
@@ -66,6 +84,7 @@ class PoolRegistry:
         self.replaced: list[Provider[Any]] = []
         #: Stored configurations of the pools that may have machines.
         self._stored = control.pool_specs()
+        self._write_used()
         self._replace(configured_pools(settings))
 
     def refresh(self) -> bool:
@@ -108,6 +127,7 @@ class PoolRegistry:
         if new:
             self._control.set_pool_specs(new)
             self._stored |= new
+            self._write_used()
 
     def forget(self, pools: Iterable[str]) -> None:
         """Forget pools that have no machines. Raises :class:`StoreError`."""
@@ -121,6 +141,7 @@ class PoolRegistry:
             if name not in self.specs:
                 self.providers.pop(name, None)
         self.replaced += before - set(self.providers.values())
+        self._write_used()
 
     @property
     def only_local(self) -> bool:
@@ -175,6 +196,13 @@ class PoolRegistry:
                 name,
                 problem,
             )
+
+    def _write_used(self) -> None:
+        used = {"cluster": self._settings.cluster, "pools": self._stored}
+        try:
+            write_private(self._settings.home_path / USED_POOLS, json.dumps(used))
+        except OSError as error:  # A full disk must not stop training.
+            log.error("can't write %s: %s", USED_POOLS, error)
 
     def _stamp(self) -> tuple[int, int] | None:
         if self._settings.pools is None:
