@@ -5,12 +5,15 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from support.fleet_records import PACKAGE, job_spec
 from support.provider_backends import AwsBackend, GcpBackend
 from support.two_clouds import TwoClouds
 from support.waiting import await_truth
 
 from vcasgd.controller.fleet.loop import FleetLoop
+from vcasgd.fleet.providers.aws_calls import ATTEMPTS
 from vcasgd.fleet.providers.base import Boot
+from vcasgd.store.ledger.jobs import Jobs
 
 
 def result_of(
@@ -56,6 +59,29 @@ def test_requests_end_with_what_the_provider_says(
         clouds.run(loop, lambda one=machine: one in clouds.control.machines())
         assert result_of(clouds, loop, machine=machine, kill=kill)["state"] == "done"
         assert not kill or machine not in cloud.alive()
+
+
+@pytest.mark.ci
+def test_requests_do_not_wait_for_a_cloud_that_is_silent(
+    clouds: TwoClouds, jobs: Jobs, aws: AwsBackend, caplog: pytest.LogCaptureFixture
+) -> None:
+    # Given a machine of a cloud that has just stopped answering
+    workers = {"min": 1, "max": 1, "pools": [aws.pool]}
+    jobs.submit(job_spec(workers=workers, subtasks_per_epoch=1000), PACKAGE)
+    loop = clouds.controller()
+    clouds.run(loop, lambda: aws.alive() and aws.alive() <= clouds.joined())
+    (machine,) = aws.alive()
+    for _ in range(ATTEMPTS):
+        aws.ec2.refuse("DescribeInstances", "Unavailable", 503)
+    clouds.run(loop, lambda: "the machines can't be listed" in caplog.text)
+    aws.ec2.answers.clear()
+    waited = aws.ec2.waiting
+
+    # When a user asks for it, then the answer comes at once
+    result = result_of(clouds, loop, machine=machine, kill=True)
+    assert result["state"] == "failed"
+    assert "aws does not list its machines: Unavailable" in result["problem"]
+    assert aws.ec2.waiting <= waited + 1, "only the next list waits"
 
 
 def test_request_that_no_controller_took_in_time_fails(

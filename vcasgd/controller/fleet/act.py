@@ -148,11 +148,15 @@ class MachineActuator:
         log.info("request: %s %s", "kill" if kill else "evict", machine)
         try:
             provider = self._fleet.cloud.provider_of(machine)
-            call = (
-                partial(provider.kill, machine)
-                if kill
-                else partial(provider.evict, machine, request.get("notice_seconds"))
-            )
+
+            def call() -> None:
+                # Also those that waited for a thread meanwhile.
+                self._fleet.cloud.check(provider)
+                if kill:
+                    provider.kill(machine)
+                else:
+                    provider.evict(machine, request.get("notice_seconds"))
+
             take = partial(self._take_request, request)
             if not self._fleet.calls.start(CallKind.REQUEST, provider, machine, call, take):
                 raise FleetError(

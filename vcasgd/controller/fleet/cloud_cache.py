@@ -13,7 +13,7 @@ from typing import Any, Generic, TypeVar
 
 from vcasgd.controller.fleet.cloud_calls import CallKind, CloudCalls
 from vcasgd.controller.fleet.pools import PoolRegistry
-from vcasgd.errors import FleetError, VcasgdError
+from vcasgd.errors import CloudUnavailable, FleetError, VcasgdError
 from vcasgd.fleet.plan import Blame
 from vcasgd.fleet.providers.base import Provider
 from vcasgd.schemas.costs import Offer
@@ -168,6 +168,10 @@ class CloudCache:
         listing = None if provider is None else self._listings.get(provider)
         return listing is not None and listing.answered and listing.problem is None
 
+    def has(self, machine: str) -> bool:
+        """Return True if a provider has listed a machine."""
+        return machine in self._provider_of
+
     def provider_of(self, machine: str) -> Provider[Any]:
         """Return the provider of a machine. Raises :class:`FleetError`."""
         provider = self._provider_of.get(machine)
@@ -186,6 +190,18 @@ class CloudCache:
             f"{self._pools.problems.get(pool, 'the pool is not known')}",
             remedy="restore the access, or end the machine at its provider",
         )
+
+    def check(self, provider: Provider[Any]) -> None:
+        """Raise :class:`CloudUnavailable` if a provider could not list its machines last time.
+
+        It may be called by any thread.
+        """
+        listing = self._listings.get(provider)
+        if listing is not None and listing.problem is not None:
+            raise CloudUnavailable(
+                f"{provider.name} does not list its machines: {listing.problem}",
+                remedy="try again when it does",
+            )
 
     def launched(self, machines: Iterable[Machine]) -> None:
         """Add machines that a provider granted and may not list yet."""

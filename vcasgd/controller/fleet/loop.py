@@ -6,6 +6,7 @@ import logging
 import time
 from collections.abc import Sequence
 from itertools import groupby
+from typing import Any
 
 from vcasgd.controller.fleet.act import MachineActuator, WorkerActuator
 from vcasgd.controller.fleet.cloud_calls import BACKOFF_SECONDS
@@ -39,6 +40,8 @@ class FleetLoop:
         self._learners = Learners(fleet.ledger, fleet.beats, fleet.settings.heartbeat)
         self._view = FleetView(fleet)
         self._heartbeat = fleet.settings.heartbeat
+        #: Requests that wait until a new controller knows which machines there are.
+        self._early: list[dict[str, Any]] = []
         #: When the next round begins, by :func:`time.monotonic`.
         self._next_at = 0.0
 
@@ -96,19 +99,17 @@ class FleetLoop:
         self._fleet.clearance.set_pools(pools.specs)
 
     def _serve_requests(self) -> None:
-        """Execute what users requested through the API.
-
-        A new controller first learns which machines there are.
-        """
-        if not self._fleet.cloud.complete:
-            return
-        for request in self._fleet.control.take_requests():
+        """Execute what users requested through the API."""
+        cloud, early, self._early = self._fleet.cloud, self._early, []
+        for request in (*early, *self._fleet.control.take_requests()):
             with bound(request=request.get("request")):
-                if request["kind"] == "evict":
-                    self._machines.evict(request)
-                else:
+                if request["kind"] != "evict":
                     kind = request["kind"]
                     self._fleet.control.finish(request, FleetError(f"unknown request {kind}"))
+                elif cloud.complete or cloud.has(request["machine"]):
+                    self._machines.evict(request)
+                else:
+                    self._early.append(request)
 
     def _act_all(self, actions: Sequence[Action], state: Observed) -> None:
         """Execute actions in order, those of a kind together where that is cheaper."""
