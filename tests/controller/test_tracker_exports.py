@@ -133,6 +133,20 @@ def kinds(api: Api, job: str) -> list[str]:
     return [str(each["kind"]) for each in api.jobs.events(job, "0", limit=100)]
 
 
+@pytest.mark.ci
+def test_the_export_of_a_job_that_has_many_newer_ones_is_completed(
+    api: Api, tmp_path: Path
+) -> None:
+    first = api.submit(track=[{"to": "tensorboard"}])
+    for _ in range(150):
+        api.submit()
+    add_point(api, first, 1)
+    api.finish(first)
+
+    with exporting(api, tmp_path):
+        await_truth(lambda: api.jobs.exported(first) == {"tensorboard"})
+
+
 def test_only_the_leader_exports(api: Api, tmp_path: Path) -> None:
     job, leads = api.submit(track=[{"to": "tensorboard"}]), [True]
     with exporting(api, tmp_path, sure=lambda: leads[0]):

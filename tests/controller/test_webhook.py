@@ -22,6 +22,7 @@ from vcasgd.controller.webhook import Webhook, signature
 from vcasgd.settings import Settings
 from vcasgd.store.connection import RedisClient
 from vcasgd.store.ledger.events import EventFeed
+from vcasgd.store.ledger.job import JobState
 from vcasgd.store.ledger.jobs import Jobs
 
 SECRET = "a-secret-of-the-webhook"
@@ -112,6 +113,19 @@ def test_events_are_posted_in_order_signed_and_once(
     wanted = signature(SECRET, headers["Vcasgd-Timestamp"], body)
     assert headers["Vcasgd-Signature"] == f"sha256={wanted}"
     assert len({headers["Vcasgd-Delivery"] for headers, _ in receiver.received}) == 6
+
+
+def test_the_end_of_a_job_is_posted_that_has_many_newer_ones(
+    ledger: RedisClient, jobs: Jobs, receiver: Receiver
+) -> None:
+    with posting(ledger, receiver.url, webhook_events="job-failed"):
+        first = jobs.submit(spec_of(), "0" * 64).id
+    for _ in range(150):
+        jobs.submit(spec_of(), "0" * 64)
+    jobs.transition(first, JobState.FAILED, [JobState.STARTING], why="it failed")
+
+    with posting(ledger, receiver.url, webhook_events="job-failed"):
+        await_truth(lambda: receiver.texts == ["it failed"])
 
 
 def test_an_event_is_retried_until_it_is_accepted_or_refused_for_good(

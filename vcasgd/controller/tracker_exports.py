@@ -34,7 +34,7 @@ log = logging.getLogger(__name__)
 
 #: Seconds between two looks at all jobs and processes.
 LOOK_SECONDS = 2.0
-#: Newest jobs whose exports continue after their end.
+#: Newest jobs whose exports continue after their end, beside those that ended within a day.
 NEWEST_JOBS = 100
 #: Most processes at a time; each takes about 100 MB, with the library of its tracker.
 MAX_PROCESSES = 16
@@ -92,7 +92,7 @@ class TrackerExports(LeaderThread):
         if not self._leads():
             self._end_all()
             return
-        present = {*self._jobs.active(), *self._jobs.newest(NEWEST_JOBS)}
+        present = {*self._jobs.active_since(0.0), *self._jobs.newest(NEWEST_JOBS)}
         for job in self._exports.keys() - present:
             for export in self._exports.pop(job):
                 _end(export)

@@ -33,8 +33,10 @@ LOOK_SECONDS, REQUEST_SECONDS = 1.0, 10.0
 FIRST_PAUSE, MAX_PAUSE = 1.0, 15.0
 #: Age in seconds at which events are dropped: the history of jobs that ended is thinned then.
 MAX_AGE_SECONDS = 3600.0
-#: Events that are read at a time, and newest jobs whose last events can still be missing.
-MAX_EVENTS, NEWEST_JOBS = 200, 100
+#: Events that are read at a time.
+MAX_EVENTS = 200
+#: Seconds after the end of a job in which it has its last events.
+LAST_EVENTS_SECONDS = 3600.0
 #: Responses after which another attempt may succeed, besides those from 500.
 _RETRIED = (408, 425, 429)
 
@@ -106,7 +108,7 @@ class Webhook(LeaderThread):
             self._store(position)
 
     def _events(self, cursor: EventCursor, until: int) -> list[tuple[EventCursor, dict[str, Any]]]:
-        jobs = {*self._jobs.active(), *self._jobs.newest(NEWEST_JOBS)}
+        jobs = self._jobs.active_since(cursor.ms / 1000 - LAST_EVENTS_SECONDS)
         return self._feed.events(sorted(jobs), cursor, until, limit=MAX_EVENTS)
 
     def _is_wanted(self, event: Mapping[str, Any]) -> bool:

@@ -13,6 +13,8 @@ from typing import overload
 JOBS = "vcasgd:{fleet}:jobs"
 #: Set: jobs that have not ended.
 ACTIVE = "vcasgd:{fleet}:active"
+#: Sorted set: jobs that ended within a day, by the ledger's Unix time of their end.
+ENDED = "vcasgd:{fleet}:ended"
 #: Sorted set: deleted jobs, by the ledger's Unix time, until nothing is written for them any more.
 DELETED = "vcasgd:{fleet}:deleted"
 #: String: the name of the cluster that owns this ledger.

@@ -204,6 +204,13 @@ class Jobs(EventLog):
         )
         return [job.decode() for _, job in order]
 
+    def active_since(self, at: float) -> list[str]:
+        """Return the IDs of jobs that have not ended, or not before ``at`` (the ledger's Unix
+        seconds), at most a day ago."""
+        active = self.active()  # First: a job that ends now is then in both lists.
+        ended = self._ledger.zrangebyscore(names.ENDED, int(at), "+inf")
+        return list(dict.fromkeys([*active, *(job.decode() for job in ended)]))
+
     def transition(
         self, job: str, to: JobState, allowed: Iterable[JobState], *, why: str, **fields: Any
     ) -> bool:
@@ -234,7 +241,7 @@ class Jobs(EventLog):
         keys = LedgerKeys(job)
         event = event_text(kind, why, details, self.request_of(job))
         changed, state = self._transition(
-            keys=[keys.record, names.ACTIVE, keys.events,
+            keys=[keys.record, names.ACTIVE, names.ENDED, keys.events,
                   keys.secrets, keys.secret_requests, keys.secret_answers],
             args=[job, to or "", int(to is not None and to.over), event, len(fields),
                   *_flat(fields), *allowed],
