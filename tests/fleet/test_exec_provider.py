@@ -7,7 +7,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
+from support.waiting import await_truth
 
 from vcasgd.errors import (
     CloudDenied,
@@ -86,6 +88,16 @@ def test_a_launch_that_is_not_understood_is_tried_again(
         provider.launch("any", 1, BOOT, "t")
     assert shown in str(caught.value)
     assert caught.value.retryable
+
+
+def test_a_command_that_hangs_leaves_no_process(make: Make, tmp_path: Path) -> None:
+    provider = make(list="sleep 600 & echo $! > $0; wait", timeout="1s")
+
+    with pytest.raises(CloudUnavailable, match="took over 1 s"):
+        provider.machines()
+
+    child = int((tmp_path / "list").read_text())
+    await_truth(lambda: not psutil.pid_exists(child) or psutil.Process(child).status() == "zombie")
 
 
 def test_the_token_is_in_no_error(make: Make) -> None:
