@@ -21,6 +21,7 @@ from vcasgd.settings import Settings
 from vcasgd.spec.access import Scope
 from vcasgd.spec.job import JobState
 from vcasgd.store.connection import RedisClient
+from vcasgd.store.keys import WORKLOADS
 from vcasgd.store.ledger.api_tokens import ApiTokens
 from vcasgd.store.ledger.control import Control
 from vcasgd.store.ledger.costs import Workloads
@@ -470,3 +471,15 @@ class TestLimits:
         assert owner_limits(submitted, tokens.all()) == {"ann": 4}
         tokens.create("ann", Scope.SUBMIT)
         assert owner_limits(submitted, tokens.all()) == {}
+
+
+def test_the_ledger_keeps_a_bounded_number_of_workloads(
+    ledger: RedisClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("vcasgd.store.ledger.costs.MAX_WORKLOADS", 100)
+    workloads = Workloads(ledger)
+    workloads.set({(f"job-{number}", "t:T"): Workload(samples=1) for number in range(300)})
+    workloads.trim()
+    assert ledger.hlen(WORKLOADS) == 100
+    workloads.trim()
+    assert ledger.hlen(WORKLOADS) == 100

@@ -32,6 +32,7 @@ from vcasgd.store.acl import LEDGER_SCRIPTS, LEDGER_USERS, AclUsers, ledger_user
 from vcasgd.store.admission import worker_lease_pass
 from vcasgd.store.connection import RedisClient
 from vcasgd.store.keys import LedgerKeys
+from vcasgd.store.ledger.costs import Workloads
 from vcasgd.store.ledger.job import JobState
 from vcasgd.store.ledger.job_secrets import SecretDelivery
 from vcasgd.store.ledger.jobs import Jobs
@@ -194,6 +195,7 @@ class JobLoop(EssentialThread):
             log.info("deleted jobs that ended long ago: %s", ", ".join(deleted))
             return  # Continues in the next step.
         self._retention.delete_late_writes()
+        Workloads(self._ledger).trim()
         self._retain_at = time.monotonic() + RETAIN_SECONDS
 
     def _step(self, job: str) -> None:

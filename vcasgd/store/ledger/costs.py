@@ -19,6 +19,8 @@ from vcasgd.store.keys import LedgerKeys
 BOOKINGS_AT_ONCE = 500
 #: Field of a job's costs with its clock: until when they include its machines (Unix seconds).
 CLOCK = "clock"
+#: Measured workloads that are kept; jobs with names of their own would fill the ledger in years.
+MAX_WORKLOADS = 10_000
 
 
 @dataclass(frozen=True)
@@ -169,6 +171,11 @@ class Workloads:
             for (name, task), each in workloads.items()
         }
         self._ledger.hset(names.WORKLOADS, mapping=rows)
+
+    def trim(self) -> None:
+        """Delete some measurements if there are too many; those of active jobs return."""
+        if (excess := self._ledger.hlen(names.WORKLOADS) - MAX_WORKLOADS) > 0:
+            self._ledger.hdel(names.WORKLOADS, *self._ledger.hrandfield(names.WORKLOADS, excess))
 
 
 def _workload(name: str, task: str) -> str:
