@@ -229,6 +229,16 @@ def test_too_many_machines_are_refused_until_one_leaves(gateway: RunningGateway)
     third.join(MACHINE)
 
 
+def test_all_machines_that_the_stack_orders_may_join(gateway: RunningGateway) -> None:
+    machines = JoinedMachines(gateway.api.connection, PATIENCE)
+    names = [f"join-gpu-0123456789ab-{number}" for number in range(101)]
+    for name in names:
+        request = MACHINE.model_copy(update={"machine": name})
+        machines.join("pods", "0" * 64, "s", None, "gpu", request)
+    assert {one.name for one, _, _ in machines.present()} >= {*names}
+    machines.remove(*names)
+
+
 def test_a_pool_without_room_refuses(gateway: RunningGateway) -> None:
     gateway.publish_pool(capacity=1, machines=1)
     with pytest.raises(Conflict, match="pool volunteers has 1 machines, which is its limit"):

@@ -30,7 +30,8 @@ log = logging.getLogger(__name__)
 PREFIX = "join-"
 #: Most machines that are joined at a time; the controller reads all of them in each round.
 MAX_JOINED = 1000
-#: Machines that a token without a limit may join with at a time.
+#: Machines that a token without a limit may join with at a time. Those that the stack orders are as
+#: many as their pool allows, and one that is refused costs money.
 USUAL_LIMIT = 100
 #: Lease times without a report after which a machine is lost. Its leases end earlier; the rest of
 #: the time, it can come back from an outage of its network.
@@ -146,7 +147,8 @@ class JoinedMachines:
             secret=secret_digest(secret),
             ordered=request.machine is not None,
         )
-        most = USUAL_LIMIT if limit is None else limit
+        usual = MAX_JOINED if machine.ordered else USUAL_LIMIT
+        most = usual if limit is None else limit
         answer = self._join(
             keys=[names.JOINED, names.JOINED_REPORTS],
             args=[
