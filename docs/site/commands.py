@@ -26,7 +26,7 @@ from typing import Any, NamedTuple
 
 import typer
 
-from vcasgd.cli import app
+from vcasgd.cli.commands import app
 
 ROOT = Path(__file__).parents[2]
 BIN = Path(sys.executable).parent

@@ -16,7 +16,7 @@ from vcasgd.api import reference as api_page
 from vcasgd.api.app import create_app
 from vcasgd.api.routes.monitoring import empty_metrics
 from vcasgd.chaos.scenario import FaultSpec
-from vcasgd.cli import app
+from vcasgd.cli.commands import app
 from vcasgd.client.job import Job
 from vcasgd.data import ShardedDataset
 from vcasgd.fleet.pools import (

@@ -13,7 +13,7 @@ from click.testing import Result
 from support.api_harness import Api, spec, zipped
 from typer.testing import CliRunner
 
-from vcasgd.cli import app
+from vcasgd.cli.commands import app
 from vcasgd.client import Client
 from vcasgd.errors import Conflict, SpecError
 from vcasgd.fleet.estimate import WAITS

@@ -18,7 +18,7 @@ from support.api_harness import Api, spec, zipped
 from support.waiting import PATIENCE, await_truth
 from typer.testing import CliRunner
 
-from vcasgd.cli import app as cli
+from vcasgd.cli.commands import app as cli
 from vcasgd.errors import ApiError
 from vcasgd.fleet.providers.local.processes import Process
 from vcasgd.stack import PartState, StackHome, StackPhase, StackState

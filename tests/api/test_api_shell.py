@@ -12,7 +12,7 @@ from support.api_harness import Api
 from typer.testing import CliRunner
 
 from vcasgd.api.routes.shell import shell_command
-from vcasgd.cli import app
+from vcasgd.cli.commands import app
 from vcasgd.client import Client
 from vcasgd.errors import Conflict, Forbidden, NotFound
 from vcasgd.spec.access import Scope

@@ -26,7 +26,7 @@ from support.waiting import PATIENCE, await_truth
 from typer.testing import CliRunner
 
 import vcasgd
-from vcasgd.cli import app
+from vcasgd.cli.commands import app
 from vcasgd.cli.follow import follow as show_progress
 from vcasgd.cli.follow import statuses
 from vcasgd.cli.output import open_client
@@ -611,6 +611,23 @@ def test_ctrl_c_stops_following_but_not_the_job(api: Api) -> None:
     assert f"job {job} keeps running; follow it again with: vcasgd follow {job}" in stderr
     assert "Traceback" not in stderr
     assert api.jobs.get(job).state == "running"
+
+
+def test_ctrl_c_while_the_command_starts_shows_no_traceback(home: Path) -> None:
+    # It says of each module that it has imported, which most of the start consists of.
+    command = [sys.executable, "-X", "importtime", "-m", "vcasgd.cli", "jobs"]
+    with subprocess.Popen(
+        command,
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+    ) as process:
+        while not process.stderr.readline().endswith(" typer\n"):
+            assert process.poll() is None
+        process.send_signal(signal.SIGINT)
+        _, stderr = process.communicate(timeout=PATIENCE)
+    assert "Traceback" not in stderr
+    assert process.returncode == 130
 
 
 def test_a_terminal_shows_figures_below_the_events_and_no_silent_workers(api: Api) -> None:

@@ -11,7 +11,7 @@ from support.api_harness import Api
 from support.fleet_records import machine_row
 from typer.testing import CliRunner
 
-from vcasgd.cli import app
+from vcasgd.cli.commands import app
 
 
 @pytest.fixture

@@ -20,7 +20,7 @@ from support.ports import free_port
 from typer.testing import CliRunner
 
 from vcasgd import __version__, doctor
-from vcasgd.cli import app
+from vcasgd.cli.commands import app
 from vcasgd.doctor import Severity
 from vcasgd.gpus import Gpu
 

@@ -12,7 +12,7 @@ from support.emulated_ec2 import EmulatedEc2
 from support.provider_backends import AwsBackend, GcpBackend, aws_backend, gcp_backend
 from typer.testing import CliRunner
 
-from vcasgd.cli import app
+from vcasgd.cli.commands import app
 from vcasgd.fleet.providers.gcp_calls import PERMISSIONS
 
 Found = dict[str, dict[str, str]]

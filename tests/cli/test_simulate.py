@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from vcasgd.cli import app
+from vcasgd.cli.commands import app
 
 JOB = str(Path(__file__).parents[2] / "examples" / "digits" / "job.yaml")
 SHORT = ["--set", "epochs=1", "--set", "subtasks_per_epoch=15", "--set", "update.rule=vc-asgd"]

@@ -16,7 +16,7 @@ from support.api_harness import Api, spec
 from support.waiting import PATIENCE, await_truth
 from typer.testing import CliRunner
 
-from vcasgd.cli import app
+from vcasgd.cli.commands import app
 from vcasgd.client import Client
 from vcasgd.client import sweep as sweeps
 from vcasgd.client.sweep import (

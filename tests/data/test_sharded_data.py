@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from typer.testing import CliRunner
 
 import vcasgd
-from vcasgd.cli import app
+from vcasgd.cli.commands import app
 from vcasgd.data import ShardedDataset, ShardIndex, make_index
 from vcasgd.data.dataset import DiskCache, ShardCache, storage_at
 from vcasgd.data.shards import DataShard

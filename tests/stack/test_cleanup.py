@@ -14,7 +14,7 @@ from support.provider_backends import aws_backend, gcp_backend, sleeper
 from typer.testing import CliRunner
 
 from vcasgd.chaos.faults import small_disk
-from vcasgd.cli import app
+from vcasgd.cli.commands import app
 from vcasgd.controller.fleet.pools import PoolRegistry
 from vcasgd.errors import StackError
 from vcasgd.fleet.pools import LocalPoolSpec

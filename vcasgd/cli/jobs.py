@@ -11,6 +11,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
+from vcasgd.cli import INTERRUPTED
 from vcasgd.cli.follow import event_line, log_line, statuses
 from vcasgd.cli.follow import follow as show_progress
 from vcasgd.cli.jobfile import load_job, show_warnings
@@ -44,9 +45,6 @@ from vcasgd.spec.problems import did_you_mean
 from vcasgd.spec.sections import TrackerKind, metric_text
 from vcasgd.spec.values import parse_duration
 from vcasgd.task.package import packed_files
-
-#: Exit status after Ctrl-C; a shell reports the same for SIGINT.
-INTERRUPTED = 130
 
 _JOBS: Columns = {
     "JOB": lambda row: row["id"],

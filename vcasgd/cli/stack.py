@@ -14,7 +14,7 @@ import typer
 from rich.console import Console
 
 from vcasgd import stack
-from vcasgd.cli.jobs import INTERRUPTED
+from vcasgd.cli import INTERRUPTED
 from vcasgd.cli.output import (
     Columns,
     Json,
