@@ -1,3 +1,4 @@
+import { Notifications } from "@mantine/notifications";
 import { screen, waitFor } from "@testing-library/react";
 import userEvent from "@testing-library/user-event";
 import { expect, test } from "vitest";
@@ -46,6 +47,22 @@ test.each([aCaller("submit"), aCaller("admin", "bob")])(
     await waitFor(() => expect(requests.some((each) => each.method === "POST")).toBe(true));
   },
 );
+
+test("a refused command is shown with its remedy", async () => {
+  const detail = "job digits-abc123 is starting";
+  const refused = { status: 409, body: { detail, remedy: "wait until it runs" } };
+  anApi({ "/api/v1/jobs/digits-abc123/pause": refused });
+  show(
+    <>
+      <Notifications />
+      <Actions job={aJob()} />
+    </>,
+  );
+
+  await userEvent.click(screen.getByRole("button", { name: "Pause" }));
+
+  expect(await screen.findByText(`${detail} (wait until it runs)`)).toBeTruthy();
+});
 
 test("a job with an exhausted budget resumes with a new one", async () => {
   const paused = aJob({ state: "paused" });

@@ -15,7 +15,7 @@ const NO_POOLS = {
 function Asking() {
   const plan = usePlan();
   const ask = (known: object) => plan.mutate({ spec: SPEC, ...known });
-  return <PlanPanel plan={plan} ready onPlan={ask} action={null} />;
+  return <PlanPanel plan={plan} refusal={null} onPlan={ask} action={null} />;
 }
 
 async function ask() {
@@ -45,14 +45,18 @@ test("what nothing has measured can be entered", async () => {
   expect(await requests[1]?.json()).toMatchObject({ samples: 50_000 });
 });
 
-test("an invalid job is not retried", async () => {
-  const refusal = { status: 422, body: { title: "Invalid", status: 422, detail: "no such rule" } };
-  const requests = anApi({ "/api/v1/plan": [refusal, { body: aPlan() }] });
+test("an invalid job is not retried by itself", async () => {
+  const problem = { title: "Invalid", status: 422, detail: "no such rule", remedy: "choose sma" };
+  const requests = anApi({
+    "/api/v1/plan": [{ status: 422, body: problem }, { body: aPlan() }],
+  });
 
   await ask();
 
-  expect(await screen.findByText("no such rule")).toBeTruthy();
+  expect(await screen.findByText("no such rule (choose sma)")).toBeTruthy();
   expect(requests).toHaveLength(1);
+  await userEvent.click(screen.getByRole("button", { name: "Try again" }));
+  expect(await screen.findByText("30 min")).toBeTruthy();
 });
 
 test("excluded pools are listed with their reasons", async () => {

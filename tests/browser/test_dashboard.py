@@ -143,7 +143,7 @@ def test_wrong_token_is_refused(signed_out: Dashboard) -> None:
     signed_out.open("/fleet")
     signed_out.page.get_by_label("Token", exact=True).fill("not-the-token")
     signed_out.page.get_by_role("button", name="Sign in").click()
-    expect(signed_out.page.get_by_text("Invalid token.")).to_be_visible()
+    expect(signed_out.page.get_by_text("the token is wrong (vcasgd up prints")).to_be_visible()
 
 
 def test_pages_offer_what_the_token_allows(signed_out: Dashboard, job: str) -> None:

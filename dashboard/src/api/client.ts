@@ -20,6 +20,12 @@ export class ApiError extends Error {
   }
 }
 
+/** Returns the message of an error, and its remedy in parentheses. */
+export function explained(error: unknown): string {
+  const message = error instanceof Error ? error.message : String(error);
+  return error instanceof ApiError && error.remedy ? `${message} (${error.remedy})` : message;
+}
+
 type Problem = { detail?: string; title?: string; remedy?: string | null; field?: string | null };
 
 const sameOrigin: Middleware = {

@@ -1,6 +1,6 @@
 import { Button, PasswordInput, Text } from "@mantine/core";
 import { type FormEvent, useState } from "react";
-import { ApiError } from "../api/client";
+import { explained } from "../api/client";
 import { useSignIn } from "../api/signIn";
 import mark from "../mark.svg";
 import classes from "./SignInPage.module.css";
@@ -29,7 +29,7 @@ export function SignInPage() {
           autoComplete="current-password"
           value={token}
           onChange={(event) => setToken(event.currentTarget.value)}
-          error={signIn.isError && messageOf(signIn.error)}
+          error={signIn.isError && explained(signIn.error)}
         />
         <Button type="submit" fullWidth disabled={!token.trim()} loading={signIn.isPending}>
           Sign in
@@ -41,9 +41,4 @@ export function SignInPage() {
       </form>
     </main>
   );
-}
-
-function messageOf(error: unknown): string {
-  if (error instanceof ApiError && error.status === 401) return "Invalid token.";
-  return error instanceof Error ? error.message : String(error);
 }

@@ -3,7 +3,7 @@ import { useDebouncedValue } from "@mantine/hooks";
 import { IconFileZip, IconFolder } from "@tabler/icons-react";
 import { useRef, useState } from "react";
 import { useNavigate } from "react-router";
-import { ApiError } from "../api/client";
+import { explained } from "../api/client";
 import { useCaller } from "../api/signIn";
 import { usePlan, useSpecSchema, useSubmit, useValidation } from "../api/submitting";
 import type { Mistake } from "../api/types";
@@ -37,6 +37,12 @@ export default function SubmitPage() {
   const submit = useSubmit();
   const navigate = useNavigate();
   const refused = refusal(useCaller(), "submit");
+  const mistaken = spec ? null : "The job file must be valid first.";
+  const missing = !code
+    ? "Choose the working directory first."
+    : plan.isSuccess || plan.isError
+      ? null
+      : "Look at the plan first.";
   // One key per page, so that pressing the button twice submits one job.
   const key = useRef(crypto.getRandomValues(new Uint32Array(4)).join("-"));
   const change = (next: string) => {
@@ -71,13 +77,12 @@ export default function SubmitPage() {
           <Code code={code} onCode={setCode} />
           <PlanPanel
             plan={plan}
-            ready={Boolean(spec)}
+            refusal={mistaken}
             onPlan={(known) => spec && plan.mutate({ spec, ...known })}
             action={
               <GuardedButton
-                refusal={refused}
+                refusal={refused ?? mistaken ?? missing}
                 fullWidth
-                disabled={!spec || !code || !(plan.isSuccess || plan.isError)}
                 loading={submit.isPending}
                 onClick={send}
               >
@@ -85,12 +90,7 @@ export default function SubmitPage() {
               </GuardedButton>
             }
           />
-          {!code && plan.isSuccess && (
-            <span className={classes.hint}>
-              Choose the working directory before you submit the job.
-            </span>
-          )}
-          {submit.isError && <SubmitError error={submit.error} />}
+          {submit.isError && <Notice tone="bad" title={explained(submit.error)} />}
         </div>
       </div>
     </div>
@@ -134,7 +134,7 @@ function Code({ code, onCode }: { code: Package | null; onCode: (code: Package) 
       onCode(await packageOf(files));
       setProblem(null);
     } catch (error) {
-      setProblem(error instanceof Error ? error.message : String(error));
+      setProblem(explained(error));
     }
   };
   return (
@@ -176,13 +176,5 @@ function Code({ code, onCode }: { code: Package | null; onCode: (code: Package) 
       </Group>
       {problem && <span className={classes.bad}>{problem}</span>}
     </Panel>
-  );
-}
-
-function SubmitError({ error }: { error: Error }) {
-  return (
-    <Notice tone="bad" title={error.message}>
-      {error instanceof ApiError && error.remedy}
-    </Notice>
   );
 }

@@ -2,6 +2,7 @@ import { Button, Group, Modal, Text } from "@mantine/core";
 import { useDisclosure } from "@mantine/hooks";
 import { notifications } from "@mantine/notifications";
 import { IconPlayerPause, IconPlayerPlay, IconPlayerStop } from "@tabler/icons-react";
+import { explained } from "../../api/client";
 import { type Command, isOver, useCheckpoints, useCommand } from "../../api/jobs";
 import { useCaller } from "../../api/signIn";
 import type { Job } from "../../api/types";
@@ -21,7 +22,7 @@ export function Actions({ job }: { job: Job }) {
   const [resuming, resume] = useDisclosure(false);
   const send = (request: Command) =>
     command.mutate(request, {
-      onError: (error) => notifications.show({ color: "red", message: error.message }),
+      onError: (error) => notifications.show({ color: "red", message: explained(error) }),
     });
   return (
     <>

@@ -4,7 +4,7 @@ import { notifications } from "@mantine/notifications";
 import { IconBell, IconBolt, IconDots } from "@tabler/icons-react";
 import { memo, useEffect, useMemo, useRef, useState } from "react";
 import { flushSync } from "react-dom";
-import { ApiError } from "../../api/client";
+import { explained } from "../../api/client";
 import { useEvict } from "../../api/jobs";
 import type { MachineTimeline } from "../../api/types";
 import type { Domain } from "../../lib/axis";
@@ -175,8 +175,7 @@ function EvictMenu({ machine, approach }: { machine: string; approach: Approach 
         onSuccess: () =>
           notifications.show({ message: `${machine} is ${kill ? "killed" : "evicted"}` }),
         onError: (error) => {
-          const remedy = error instanceof ApiError && error.remedy ? `. ${error.remedy}` : "";
-          notifications.show({ color: "red", message: `${error.message}${remedy}` });
+          notifications.show({ color: "red", message: explained(error) });
         },
       },
     );

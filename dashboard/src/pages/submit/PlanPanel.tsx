@@ -1,9 +1,11 @@
 import { Button, NumberInput } from "@mantine/core";
 import type { UseMutationResult } from "@tanstack/react-query";
 import { type ReactNode, useState } from "react";
+import { explained } from "../../api/client";
 import type { Planned } from "../../api/submitting";
 import type { Plan } from "../../api/types";
 import { DataTable } from "../../components/DataTable";
+import { GuardedButton } from "../../components/GuardedButton";
 import { Notice } from "../../components/Notice";
 import { Panel } from "../../components/Panel";
 import { DASH, duration, usd } from "../../lib/format";
@@ -12,12 +14,13 @@ import classes from "./PlanPanel.module.css";
 /** Plan of a job: machines and cost, before anything is bought. */
 export function PlanPanel({
   plan,
-  ready,
+  refusal,
   onPlan,
   action,
 }: {
   plan: UseMutationResult<Plan, Error, Planned>;
-  ready: boolean;
+  /** Why there can be no plan yet, if so. */
+  refusal: string | null;
   onPlan: (known: Omit<Planned, "spec">) => void;
   action: ReactNode;
 }) {
@@ -28,19 +31,19 @@ export function PlanPanel({
         {plan.data?.hours === null && <Unknown onPlan={onPlan} loading={plan.isPending} />}
         {plan.isError && (
           <Notice tone="warn" title="No plan available">
-            {plan.error.message}
+            {explained(plan.error)}
           </Notice>
         )}
-        {!plan.data && !plan.isError && (
-          <Button
+        {!plan.data && (
+          <GuardedButton
+            refusal={refusal}
             variant="default"
             fullWidth
-            disabled={!ready}
             loading={plan.isPending}
             onClick={() => onPlan({})}
           >
-            Show the plan
-          </Button>
+            {plan.isError ? "Try again" : "Show the plan"}
+          </GuardedButton>
         )}
         {action}
       </div>
