@@ -20,6 +20,7 @@ from vcasgd.container_limits import processors
 from vcasgd.errors import SettingError
 from vcasgd.limits import MIN_SECRET
 from vcasgd.spec.problems import expected
+from vcasgd.spec.values import DIGEST_PATTERN, described
 
 #: Missed heartbeats that a lease survives. Enough for a garbage collection, swapping, or a restart
 #: of the ledger; few enough that a dead worker is detected soon.
@@ -71,7 +72,7 @@ class Settings(BaseSettings):
     )
     cluster: str = Field(
         default="vcasgd",
-        pattern=r"^[a-z0-9-]{1,40}$",
+        pattern=described(r"^[a-z0-9-]{1,40}$", "up to 40 lowercase letters, digits, and dashes"),
         description="Name of the cluster, which tags its machines and its ledger.",
     )
     ledger_url: SecretStr | None = Field(
@@ -193,7 +194,7 @@ class Settings(BaseSettings):
     )
     join_pin: str | None = Field(
         default=None,
-        pattern=r"^[0-9a-f]{64}$",
+        pattern=DIGEST_PATTERN,
         description="SHA-256 of the gateway's certificate, which tokens contain if its authority "
         "is not well known.",
     )

@@ -173,7 +173,7 @@ def test_a_job_starts_from_a_checkpoint_of_another_one(api: Api, client: Client)
     assert started(f"{job}/last") == StartFrom(job=job, checkpoint=files[1])
     assert started(f"{job}/{files[1]}") == StartFrom(job=job, checkpoint=files[1])
     for source, problem in (
-        ("nothing-abc123", "start_from: there is no job"),
+        ("nothing-abc123", "start_from: there is no job .*takes the ID of a job, not its name"),
         (f"{job}/v1", "has no checkpoint v1"),
     ):
         with pytest.raises(SpecError, match=problem):

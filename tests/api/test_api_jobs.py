@@ -12,7 +12,7 @@ import pytest
 from support.api_harness import Api, spec, zipped
 
 from vcasgd.client import Client
-from vcasgd.errors import Conflict, NotFound
+from vcasgd.errors import Conflict, NotFound, SpecError
 from vcasgd.schemas.jobs import TrafficView
 from vcasgd.store.keys import LedgerKeys
 from vcasgd.task.package import digest_of
@@ -86,7 +86,12 @@ def test_a_mistake_in_a_request_is_explained_as_in_a_job_file(api: Api, http: ht
     for method, path, content, detail in (
         ("POST", "jobs/validate", {}, "yaml: is required"),
         ("PATCH", f"jobs/{api.submit()}", {"epochs": 3}, "epochs: there is no such field"),
-        ("POST", "tokens", {"name": "Ann", "scope": "read"}, "name: must match pattern"),
+        (
+            "POST",
+            "tokens",
+            {"name": "Ann", "scope": "read"},
+            "name: must be up to 40 lowercase letters and digits, and dashes between them",
+        ),
     ):
         answer = http.request(method, path, json=content)
         assert (answer.status_code, detail in answer.json()["detail"]) == (422, True), answer.text
@@ -121,6 +126,8 @@ def test_jobs_are_listed_newest_first(api: Api, client: Client) -> None:
     assert [job.id for job in client.jobs(limit=2)] == [third, second]
     assert [job.id for job in client.jobs(state="starting", limit=1)] == [third]
     assert [job.id for job in client.jobs(state="cancelled")] == [second]
+    with pytest.raises(SpecError, match=r"state: must be 'starting'.* or 'active' or 'queued'"):
+        client.jobs(state="done")
 
 
 def test_jobs_are_listed_in_pages_that_link_to_the_next(
@@ -143,6 +150,16 @@ def test_jobs_are_listed_in_pages_that_link_to_the_next(
     assert [each.id for each in client.jobs(limit=5)][1:] == jobs[:4]
 
 
+def test_jobs_are_listed_by_the_start_of_their_ids(api: Api, http: httpx.Client) -> None:
+    first, other, second, third = (api.submit(name=name) for name in ("a", "b", "a", "a"))
+    page = http.get("jobs", params={"prefix": "a-", "limit": 2})
+    further = http.get(page.links["next"]["url"])
+    assert [each["id"] for each in page.json() + further.json()] == [third, second, first]
+    assert [each["id"] for each in http.get("jobs", params={"prefix": other[:-1]}).json()] == [
+        other
+    ]
+
+
 def test_priority_and_weight_change_until_the_job_ends(
     api: Api, client: Client, http: httpx.Client
 ) -> None:
@@ -161,7 +178,7 @@ def test_priority_and_weight_change_until_the_job_ends(
     assert client.job(job).change() == client.job(job), "no field, no change"
 
     api.finish(job)
-    with pytest.raises(Conflict, match="is succeeded"):
+    with pytest.raises(Conflict, match="has succeeded"):
         client.job(job).change(priority="low")
     with pytest.raises(NotFound):
         client.job("nothing").change(priority="low")

@@ -334,7 +334,7 @@ def test_commands_name_an_unknown_job_or_instance(run: Run) -> None:
 
 def test_a_job_is_found_by_its_name_or_the_start_of_its_id(run: Run, api: Api) -> None:
     job = api.submit()
-    assert_refused(run("cancel", ""), "there is nothing at")
+    assert_refused(run("cancel", ""), "there is no job with an empty name", "remedy: vcasgd jobs")
     assert api.jobs.get(job).state == "starting", "an empty text is no start"
     assert parsed(run("show", "digits", "--json"))["id"] == job
     assert parsed(run("show", job[:-3], "--json"))["id"] == job
@@ -551,7 +551,7 @@ def test_several_jobs_are_cancelled_and_deleted(run: Run, api: Api) -> None:
         assert (refused.exit_code, "did you mean paused?" in refused.output) == (2, True)
     for words in ((), ("--all", first), (first, "--state", "running")):
         assert run("cancel", *words).exit_code == 2
-    assert_refused(run("pause", first), "remedy: it has ended; submit it again")
+    assert_refused(run("pause", first), "remedy: submit it again")
     assert_refused(run("extend", first, "--epochs", "+5"), "remedy: submit a job with start_from")
     assert "must be a number such as +5" in run("extend", over, "--epochs", "x").output
     running, other = api.submit(), api.submit()
@@ -574,7 +574,7 @@ def test_follow_prints_the_reason_and_traceback_of_a_failed_job(run: Run, api: A
     result = run("follow", job)
 
     assert result.exit_code == 1
-    assert f"error: job {job} failed: it failed" in result.stderr
+    assert f"error: job {job} has failed: it failed" in result.stderr
     assert trace in result.stderr
     assert trace in run("show", job).stderr
 
@@ -587,7 +587,7 @@ def test_submit_with_follow_exits_with_the_result_and_prints_only_json(
     timer.join()
     assert result.exit_code == 1
     job = json.loads(result.stdout)["id"]
-    assert f"job {job} cancelled: it cancelled" in result.stderr
+    assert f"job {job} is cancelled: it cancelled" in result.stderr
 
 
 def test_ctrl_c_stops_following_but_not_the_job(api: Api) -> None:

@@ -74,7 +74,7 @@ def test_pools_keep_their_order_and_have_the_template_of_their_provider(tmp_path
         ({**AWS, "template": {**AWS["template"], "ami": "x"}}, "pools.0.template.ami", "subnets"),
         ({**AWS, "max_machines": -1}, "pools.0.max_machines", "greater than or equal to 0"),
         ({**AWS, "max_price_per_hour": 0}, "pools.0.max_price_per_hour", "greater than 0"),
-        ({**AWS, "labels": ["EU only"]}, "pools.0.labels.0", "pattern"),
+        ({**AWS, "labels": ["EU only"]}, "pools.0.labels.0", "dashes between"),
         ({**GCP, "zones": ["europe-west1-b"]}, "pools.0", "is not in region us-central1"),
         ("local", "pools.0", "must be a mapping"),
     ],

@@ -8,7 +8,7 @@ from functools import partial
 from typing import Annotated, Any
 from urllib.parse import urlsplit
 
-from fastapi import Depends, Request, Security
+from fastapi import Depends, Path, Request, Security
 from fastapi.params import Security as SecurityParam
 from fastapi.routing import APIRoute
 from fastapi.security import APIKeyCookie, HTTPBearer, SecurityScopes
@@ -69,7 +69,9 @@ async def _services(request: Request) -> Services:
 ServicesDep = Annotated[Services, Depends(_services)]
 
 
-def _job(services: ServicesDep, job: str) -> JobRecord:
+def _job(
+    services: ServicesDep, job: Annotated[str, Path(description="ID of the job, not its name.")]
+) -> JobRecord:
     """Return a job. Raises :class:`~vcasgd.errors.NotFound`."""
     return services.jobs.get(job)
 

@@ -18,7 +18,7 @@ from vcasgd.errors import ApiError, NotFound, SpecError, StoreUnavailable, Vcasg
 from vcasgd.local_files import full_disk
 from vcasgd.logging import bound, request_id
 from vcasgd.schemas.service import PROBLEMS, Problem
-from vcasgd.spec.problems import expected
+from vcasgd.spec.problems import by_field, expected
 
 log = logging.getLogger(__name__)
 
@@ -94,7 +94,7 @@ def _internal(headers: Mapping[str, str] | None = None) -> Response:
 
 def request_error(error: RequestValidationError) -> SpecError:
     """Return FastAPI's validation error as a :class:`SpecError` for the first wrong field."""
-    first = error.errors()[0]
+    first = by_field(error.errors())[0]
     source, *path = (str(part) for part in first["loc"])
     if first["type"] == "json_invalid" or isinstance(first["input"], bytes):
         remedy = "send JSON, with the header Content-Type: application/json"

@@ -131,7 +131,7 @@ def _change(jobs: Iterable[Job], change: Callable[[Job], str], every: bool) -> N
 
 
 def _state(view: JobView) -> str:
-    return f"{view.id} is {view.state}"
+    return f"{view.id} {view.state.phrase}"
 
 
 def _deleted(job: Job) -> str:

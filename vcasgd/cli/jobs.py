@@ -260,7 +260,7 @@ def follow_job(client: Client, job: str, console: Console = out) -> None:
     console.print(_conclusion(view))
     if view.state != "succeeded":
         reason = view.reason or "no reason given"
-        err.print(f"error: job {view.id} {view.state}: {reason}")
+        err.print(f"error: job {view.id} {view.state.phrase}: {reason}")
         show_traceback(view.traceback or "")
         raise typer.Exit(1)
 

@@ -39,6 +39,7 @@ if TYPE_CHECKING:
 
 #: Default limit for the size of a package in MB.
 PACKAGE_LIMIT_MB = 100.0
+_LISTED = "vcasgd jobs lists the IDs of jobs"
 #: Jobs that the error for an ambiguous name lists.
 MAX_NAMED = 5
 
@@ -172,11 +173,13 @@ class Client:
         """
         try:
             return self._api.get(Job, path_of("jobs", job)).bound(self._api)
-        except NotFound:
+        except NotFound as error:
             # Every ID starts with an empty text, such as that of an unset variable.
             found = self._jobs_called(job) if job else []
             if not found:
-                raise
+                raise NotFound(
+                    f"there is no job {job or 'with an empty name'}", remedy=error.remedy or _LISTED
+                ) from error
         if len(found) > 1:
             several = ", ".join(f"{one.id} ({one.state})" for one in found[:MAX_NAMED])
             rest = f", and {len(found) - MAX_NAMED} more" if len(found) > MAX_NAMED else ""
@@ -187,7 +190,9 @@ class Client:
 
     def _jobs_called(self, text: str) -> list[Job]:
         """Return the jobs that a text can mean: by their names, or by the start of their IDs."""
-        jobs = self.jobs()
+        # An older API lists other jobs, too.
+        pages = self._api.linked_pages(Job, "jobs", limit=PAGE, prefix=text)
+        jobs = [job.bound(self._api) for job in pages]
         named = [job for job in jobs if job.name == text]
         started = [job for job in jobs if job.id.startswith(text)]
         if named:

@@ -257,7 +257,7 @@ class Sweep:
                 remedy="choose another --name for the sweep",
             ) from error
         self._jobs[job.id], self._changes[job.id] = job, changes
-        how = f"had {job.state} already" if job.over else "runs"
+        how = f"{job.state.phrase} already" if job.over else "runs"
         self._report(f"{job.id} {how}: {' '.join(changes)}")
 
     def _refresh(self, name: str) -> None:

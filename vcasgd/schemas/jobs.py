@@ -12,9 +12,7 @@ from vcasgd.schemas.base import ReportedSpec, RequestBody, Schema
 from vcasgd.spec.environment import MAX_VALUE_LENGTH, MAX_VARIABLES
 from vcasgd.spec.job import JobSpec, JobState, Priority, Weight
 from vcasgd.spec.sections import metric_text, place_of
-
-#: Pattern of a package's name: the SHA-256 of the zip.
-DIGEST_PATTERN = r"^[0-9a-f]{64}$"
+from vcasgd.spec.values import DIGEST_PATTERN
 
 SecretValue = Annotated[SecretStr, Field(min_length=1, max_length=MAX_VALUE_LENGTH)]
 #: A specification in a request; its errors are those of a job file, not pydantic's.

@@ -8,16 +8,22 @@ from typing import Annotated
 
 from pydantic import AfterValidator, Field
 
-from vcasgd.spec.values import Duration
+from vcasgd.spec.values import Duration, described
 
 #: Name of the token that the stack has from its start. No other token can have it.
 BOOTSTRAP = "bootstrap"
 #: Name of the token of the processes that export jobs to trackers.
 TRACKERS = "trackers"
 #: Pattern of the name of a token, and so of a user. The text of a token contains it.
-NAME_PATTERN = r"^[a-z0-9]([a-z0-9-]{0,38}[a-z0-9])?$"
+NAME_PATTERN = described(
+    r"^[a-z0-9]([a-z0-9-]{0,38}[a-z0-9])?$",
+    "up to 40 lowercase letters and digits, and dashes between them",
+)
 #: Pattern of the name of a pool. It is used in tags, in labels, and in ids of machines.
-POOL_PATTERN = r"^[a-z]([a-z0-9-]{0,38}[a-z0-9])?$"
+POOL_PATTERN = described(
+    r"^[a-z]([a-z0-9-]{0,38}[a-z0-9])?$",
+    "a lowercase letter, up to 39 more and digits, and dashes between them",
+)
 #: Largest limit of machines; far above any fleet.
 MAX_MACHINES = 1_000_000
 #: Longest lifetime of a token; a longer one is a typing error.

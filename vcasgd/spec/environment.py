@@ -7,10 +7,12 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
-from vcasgd.spec.values import StrictModel
+from vcasgd.spec.values import StrictModel, described
 
 #: Pattern of the name of an environment variable.
-NAME_PATTERN = r"^[A-Za-z_][A-Za-z0-9_]{0,127}$"
+NAME_PATTERN = described(
+    r"^[A-Za-z_][A-Za-z0-9_]{0,127}$", "the name of a variable: letters, digits, and underscores"
+)
 #: Most variables, most secrets, and most commands of a job.
 MAX_VARIABLES, MAX_COMMANDS = 200, 50
 #: Most characters of a value, and of a command.

@@ -28,7 +28,7 @@ from vcasgd.spec.sections import (
     Tuning,
 )
 from vcasgd.spec.update import RoundsSpec, SmaSpec, Update
-from vcasgd.spec.values import Duration, Moment, StrictModel, check_plain
+from vcasgd.spec.values import Duration, Moment, StrictModel, check_plain, described
 from vcasgd.spec.yaml import load_mapping
 
 
@@ -68,7 +68,11 @@ Priority = Literal["low", "normal", "high"]
 Weight = Annotated[float, Field(ge=0.01, le=100, strict=True, allow_inf_nan=False)]
 
 #: A requirement on the pools that may process the data, such as ``confidential`` or ``eu-only``.
-Label = Annotated[str, Field(pattern=r"^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$")]
+_NAME = described(
+    r"^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$",
+    "up to 63 lowercase letters and digits, and dashes between them",
+)
+Label = Annotated[str, Field(pattern=_NAME)]
 
 
 def _set_of_labels(value: object) -> object:
@@ -96,6 +100,11 @@ class JobState(StrEnum):
     def over(self) -> bool:
         """True for the final states: ``succeeded``, ``failed``, ``cancelled``."""
         return self in (JobState.SUCCEEDED, JobState.FAILED, JobState.CANCELLED)
+
+    @property
+    def phrase(self) -> str:
+        """The state as a text has it after the name of a job: ``is running``, ``has failed``."""
+        return f"{'has' if self in (JobState.SUCCEEDED, JobState.FAILED) else 'is'} {self}"
 
 
 class Workers(StrictModel):
@@ -204,7 +213,7 @@ class JobSpec(StrictModel, metaclass=_Constructor):
     """The specification of one training run. Raises :class:`SpecError` for a wrong field."""
 
     name: str = Field(
-        pattern=r"^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$",
+        pattern=_NAME,
         description="up to 63 lowercase letters, digits, and dashes; the job's ID is this name and "
         "six more characters",
     )

@@ -14,6 +14,7 @@ from pydantic_core import ErrorDetails
 
 from vcasgd.errors import SpecError
 from vcasgd.spec.update import RULES
+from vcasgd.spec.values import PATTERNS
 
 #: Errors of other fields in one message.
 MAX_OTHERS = 5
@@ -62,6 +63,8 @@ def _is_misspelled(error: SpecError) -> bool:
 
 def expected(details: ErrorDetails) -> str:
     """Return what a value has to be, such as "must be a whole number", by an error of pydantic."""
+    if words := PATTERNS.get(details.get("ctx", {}).get("pattern", "")):
+        return f"must be {words}"
     message = details["msg"].removeprefix("Value error, ")
     return _KINDS.get(details["type"], re.sub("^[A-Z][a-z]+ should ", "must ", message))
 
@@ -70,11 +73,11 @@ def spec_errors(error: ValidationError, model: type[BaseModel]) -> list[SpecErro
     """Convert a pydantic error to one error for each invalid field."""
     return [
         _secrets_error(one) if one["loc"][:1] == ("secrets",) else _spec_error(one, model)
-        for one in _by_field(error.errors(include_url=False))
+        for one in by_field(error.errors(include_url=False))
     ]
 
 
-def _by_field(found: Iterable[ErrorDetails]) -> list[ErrorDetails]:
+def by_field(found: Iterable[ErrorDetails]) -> list[ErrorDetails]:
     """Join the errors of a field that can have values of several kinds.
 
     pydantic has one for each, and adds the kind to the path, such as ``constrained-int``.
@@ -83,7 +86,7 @@ def _by_field(found: Iterable[ErrorDetails]) -> list[ErrorDetails]:
     for details in found:
         path = details["loc"]
         kind = str(path[-1]) if path else ""
-        if not kind.startswith(("literal[", "constrained-")):
+        if not kind.startswith(("literal[", "str-enum[", "constrained-")):
             fields[path] = details
         elif (first := fields.get(path[:-1])) is None:
             fields[path[:-1]] = {**details, "loc": path[:-1]}
@@ -115,9 +118,6 @@ def _spec_error(details: ErrorDetails, model: type[BaseModel]) -> SpecError:
         case "string_pattern_mismatch" if field == "task":
             message = f"{details['input']!r} is neither module:Class nor a script of working_dir"
             remedy = "for example train:MyTask, or train.py"
-        case "string_pattern_mismatch" if field == "name":
-            message = f"{details['input']!r} is not a name"
-            remedy = "use up to 63 lowercase letters, digits, and dashes"
         case "length":
             field, message = details["ctx"]["field"], details["ctx"]["problem"]
             remedy = details["ctx"]["remedy"]
@@ -147,8 +147,6 @@ def _secrets_error(details: ErrorDetails) -> SpecError:
     field = ".".join(str(part) for part in details["loc"] if part != "[key]")
     remedy = "write HF_TOKEN: {env: HF_TOKEN} or HF_TOKEN: {file: ~/token}, for example"
     match details["type"]:
-        case "string_pattern_mismatch":
-            message = "must be the name of a variable: letters, digits, and underscores"
         case "extra_forbidden":
             message = "there is no such field"
         case _:

@@ -13,7 +13,14 @@ from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, BeforeValidator, Field, field_validator, model_validator
 
-from vcasgd.spec.values import Duration, Size, StrictModel, parse_duration
+from vcasgd.spec.values import (
+    DIGEST_PATTERN,
+    Duration,
+    Size,
+    StrictModel,
+    described,
+    parse_duration,
+)
 
 #: Name of a list of files, as ``sha256sum`` writes it. It makes the base the folder of these files.
 LIST_NAME = "SHA256SUMS"
@@ -31,7 +38,7 @@ class BaseSpec(StrictModel):
         description="s3://…, gs://…, https://…, or an absolute path on the machines",
     )
     sha256: str = Field(
-        pattern=r"^[0-9a-f]{64}$", description="digest of the file, as sha256sum prints it"
+        pattern=DIGEST_PATTERN, description="digest of the file, as sha256sum prints it"
     )
 
     @field_validator("location")
@@ -62,7 +69,9 @@ class StartFrom(StrictModel):
     """
 
     job: str | None = Field(
-        default=None, pattern=r"^[a-z0-9][a-z0-9-]{0,99}$", description="ID of a job"
+        default=None,
+        pattern=described(r"^[a-z0-9][a-z0-9-]{0,99}$", "the ID of a job, such as digits-abc123"),
+        description="ID of a job",
     )
     checkpoint: str | None = Field(
         default=None,
@@ -326,7 +335,8 @@ EmaOrDecay = Annotated[Ema | None, BeforeValidator(_ema)]
 
 
 #: Name of a GPU, or a part of it.
-GpuType = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9 ._-]{0,49}$")]
+_GPU_TYPE = described(r"^[A-Za-z0-9][A-Za-z0-9 ._-]{0,49}$", "the name of a GPU, such as L4")
+GpuType = Annotated[str, Field(pattern=_GPU_TYPE)]
 
 
 class Resources(StrictModel):
@@ -390,7 +400,10 @@ class Track(StrictModel):
     to: TrackerKind = Field(description="kind of the tracker")
     project: str = Field(
         default=PROJECT,
-        pattern=r"^[A-Za-z0-9][A-Za-z0-9._ -]{0,99}$",
+        pattern=described(
+            r"^[A-Za-z0-9][A-Za-z0-9._ -]{0,99}$",
+            "up to 100 letters, digits, points, spaces, dashes, and underscores",
+        ),
         description="project of W&B and Trackio, or experiment of MLflow",
     )
 

@@ -26,6 +26,19 @@ class StrictModel(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
 
+#: What text of a pattern is, for people.
+PATTERNS: dict[str, str] = {}
+
+
+def described(pattern: str, words: str) -> str:
+    """Return a pattern, after ``must be`` of whose errors ``words`` say what has it."""
+    PATTERNS[pattern] = words
+    return pattern
+
+
+#: Pattern of the SHA-256 of a file.
+DIGEST_PATTERN = described(r"^[0-9a-f]{64}$", "a SHA-256: 64 digits from 0 to 9 and a to f")
+
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 _SCHEMA = {
     "anyOf": [

@@ -95,7 +95,7 @@ class Departure:
             self.leave(renewal.leave)
         self._job_state = renewal.state
         if _is_over(renewal.state):
-            self.leave(f"the job is {renewal.state}")
+            self.leave("the job has ended")
         elif renewal.state == JobState.PAUSED:
             self.leave("the job is paused")
         elif renewal.leave == "drain" and self.notice and self.notice.kind == "rebalance":

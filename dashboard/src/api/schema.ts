@@ -4918,6 +4918,8 @@ export interface operations {
                 limit?: number;
                 /** @description List only jobs older than this one. */
                 after?: string | null;
+                /** @description List only jobs whose IDs, which start with their names, start so. */
+                prefix?: string;
             };
             header?: never;
             path?: never;
@@ -5130,6 +5132,7 @@ export interface operations {
             query?: never;
             header?: never;
             path: {
+                /** @description ID of the job, not its name. */
                 job: string;
             };
             cookie?: never;
@@ -5215,6 +5218,7 @@ export interface operations {
             query?: never;
             header?: never;
             path: {
+                /** @description ID of the job, not its name. */
                 job: string;
             };
             cookie?: never;
@@ -5307,6 +5311,7 @@ export interface operations {
             query?: never;
             header?: never;
             path: {
+                /** @description ID of the job, not its name. */
                 job: string;
             };
             cookie?: never;
@@ -5423,6 +5428,7 @@ export interface operations {
             query?: never;
             header?: never;
             path: {
+                /** @description ID of the job, not its name. */
                 job: string;
             };
             cookie?: never;
@@ -5517,6 +5523,7 @@ export interface operations {
             query?: never;
             header?: never;
             path: {
+                /** @description ID of the job, not its name. */
                 job: string;
             };
             cookie?: never;
@@ -5633,6 +5640,7 @@ export interface operations {
             query?: never;
             header?: never;
             path: {
+                /** @description ID of the job, not its name. */
                 job: string;
             };
             cookie?: never;
@@ -5899,6 +5907,7 @@ export interface operations {
             query?: never;
             header?: never;
             path: {
+                /** @description ID of the job, not its name. */
                 job: string;
             };
             cookie?: never;
@@ -6189,6 +6198,7 @@ export interface operations {
             };
             header?: never;
             path: {
+                /** @description ID of the job, not its name. */
                 job: string;
             };
             cookie?: never;
@@ -6274,6 +6284,7 @@ export interface operations {
             query?: never;
             header?: never;
             path: {
+                /** @description ID of the job, not its name. */
                 job: string;
             };
             cookie?: never;
@@ -6359,6 +6370,7 @@ export interface operations {
             query?: never;
             header?: never;
             path: {
+                /** @description ID of the job, not its name. */
                 job: string;
             };
             cookie?: never;
@@ -6449,6 +6461,7 @@ export interface operations {
             };
             header?: never;
             path: {
+                /** @description ID of the job, not its name. */
                 job: string;
             };
             cookie?: never;
@@ -6812,6 +6825,7 @@ export interface operations {
             query?: never;
             header?: never;
             path: {
+                /** @description ID of the job, not its name. */
                 job: string;
             };
             cookie?: never;
@@ -6901,6 +6915,7 @@ export interface operations {
             };
             path: {
                 name: string;
+                /** @description ID of the job, not its name. */
                 job: string;
             };
             cookie?: never;
@@ -6996,6 +7011,7 @@ export interface operations {
                 "if-none-match"?: string | null;
             };
             path: {
+                /** @description ID of the job, not its name. */
                 job: string;
             };
             cookie?: never;
@@ -7171,6 +7187,7 @@ export interface operations {
             query?: never;
             header?: never;
             path: {
+                /** @description ID of the job, not its name. */
                 job: string;
             };
             cookie?: never;
@@ -8030,6 +8047,7 @@ export interface operations {
             query?: never;
             header?: never;
             path: {
+                /** @description ID of the job, not its name. */
                 job: string;
             };
             cookie?: never;
@@ -8146,6 +8164,7 @@ export interface operations {
             query?: never;
             header?: never;
             path: {
+                /** @description ID of the job, not its name. */
                 job: string;
             };
             cookie?: never;

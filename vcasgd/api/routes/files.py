@@ -24,8 +24,8 @@ from vcasgd.errors import (
 )
 from vcasgd.limits import MAX_UPLOADED_BYTES
 from vcasgd.schemas.history import BEST, LAST, CheckpointRow, chosen
-from vcasgd.schemas.jobs import DIGEST_PATTERN
 from vcasgd.schemas.service import Package
+from vcasgd.spec.values import DIGEST_PATTERN
 from vcasgd.storage.checkpoints import Checkpoints
 from vcasgd.storage.objects import Storage
 from vcasgd.store.ledger.job import JobRecord

@@ -31,13 +31,14 @@ from vcasgd.schemas.history import (
     SubtasksView,
     TimelineView,
 )
+from vcasgd.spec.values import described
 from vcasgd.store.ledger.events import position_of
 from vcasgd.store.ledger.subtasks import read_subtasks
 
 router = APIRouter()
 
 #: Pattern of the IDs of a Redis stream; 19 digits always fit its 64 bits.
-_ID = r"^[0-9]{1,19}(-[0-9]{1,19})?$"
+_ID = described(r"^[0-9]{1,19}(-[0-9]{1,19})?$", "the ID of an entry, such as 1700000000000-0")
 #: Heartbeats after a job's end in which log lines may arrive: a worker learns of the end with
 #: one heartbeat, and sends its last lines with the next.
 LATE_HEARTBEATS = 4

@@ -152,8 +152,9 @@ def _with_start(services: Services, spec: JobSpec) -> JobSpec:
     try:
         rows = stored_checkpoints(services, services.jobs.get(source.job))
     except NotFound as error:
+        remedy = f"start_from takes the ID of a job, not its name; {error.remedy}"
         raise SpecError(
-            f"start_from: {error.message}", remedy=error.remedy, field="start_from"
+            f"start_from: {error.message}", remedy=remedy, field="start_from"
         ) from error
     found = chosen(rows, source.checkpoint)
     if found is None:
@@ -216,14 +217,18 @@ def list_jobs(
     after: Annotated[
         str | None, Query(max_length=200, description="List only jobs older than this one.")
     ] = None,
+    prefix: Annotated[
+        str, Query(description="List only jobs whose IDs, which start with their names, start so.")
+    ] = "",
 ) -> list[JobView]:
     """List jobs, newest first. If there are more, the header `Link` has the address of the next
     ones, with `rel="next"`."""
     states = _states(state)
-    records, views = services.jobs.all(states, limit + 1, after), []
+    records, views = services.jobs.all(states, limit + 1, after, prefix), []
     if len(records) > limit:
         del records[limit:]
-        query = {"after": records[-1].id, "limit": limit, **({"state": state} if state else {})}
+        query = {"after": records[-1].id, "limit": limit, "prefix": prefix}
+        query |= {"state": state} if state else {}
         response.headers["Link"] = f'<jobs?{urlencode(query)}>; rel="next"'
     names = [job.id for job in records]
     traffic, losses = services.beats.traffic_of(names), services.jobs.newest_losses(names)

@@ -383,6 +383,10 @@ def read_failure(text: bytes) -> Failure | None:
         return None
 
 
+def no_such_job(job: str) -> NotFound:
+    return NotFound(f"there is no job {job}", remedy="vcasgd jobs lists the IDs of jobs")
+
+
 def request_job(pipe: Any, job: str) -> None:
     """Add the commands that read a job; :func:`read_job` takes the answers."""
     keys = LedgerKeys(job)
@@ -404,7 +408,7 @@ def read_job(job: str, answers: Sequence[Any]) -> JobRecord:
     the platform writes.
     """
     if not answers[0]:
-        raise NotFound(f"there is no job {job}", remedy="vcasgd jobs lists the IDs of jobs")
+        raise no_such_job(job)
     try:
         return _parsed(job, *answers)
     except (ValueError, TypeError, KeyError, AttributeError, SpecError) as error:

@@ -26,6 +26,7 @@ from vcasgd.store.ledger.job import (
     JobRecord,
     JobState,
     as_count,
+    no_such_job,
     read_failure,
     read_job,
     request_job,
@@ -148,13 +149,15 @@ class Jobs(EventLog):
         states: Collection[JobState] = tuple(JobState),
         limit: int | None = None,
         after: str | None = None,
+        prefix: str = "",
     ) -> list[JobRecord]:
         """Return the readable jobs in one of the states, newest first.
 
         ``after``: return only jobs that are older than this one, which raises :class:`NotFound` if
-        it was deleted.
+        it was deleted. ``prefix``: start of their IDs.
         """
         ids = self._older(after) if after else self.newest(0)
+        ids = [job for job in ids if job.startswith(prefix)]
         if not any(state.over for state in states):
             active = set(self.active())
             ids = [job for job in ids if job in active]
@@ -247,7 +250,7 @@ class Jobs(EventLog):
                   *_flat(fields), *allowed],
         )  # fmt: skip
         if not state:
-            raise NotFound(f"there is no job {job}")
+            raise no_such_job(job)
         return bool(changed), state.decode()
 
     def set_waiting(self, reasons: Mapping[str, Mapping[str, Any]]) -> None:
@@ -348,7 +351,7 @@ class Jobs(EventLog):
         resumed = self._command(job, to, (JobState.PAUSED,), "resumed by request", **fields)
         if max_cost_usd not in (None, resumed.spec.stop.max_cost_usd):
             raise Conflict(
-                f"job {job} is {resumed.state}, so its budget stays as it is",
+                f"job {job} {resumed.state.phrase}, so its budget stays as it is",
                 remedy="pause it, and then resume it with the budget",
             )
         return resumed
@@ -364,7 +367,7 @@ class Jobs(EventLog):
         changed, state = self._set(job, stored, ACTIVE, "changed", text, **fields)
         if not changed:
             remedy = "only a job that has not ended can be changed"
-            raise Conflict(f"job {job} is {state}", remedy=remedy)
+            raise Conflict(f"job {job} {JobState(state).phrase}", remedy=remedy)
         return self.get(job)
 
     def cancel(self, job: str) -> JobRecord:
@@ -378,8 +381,8 @@ class Jobs(EventLog):
             state = self.get(job).state
             if state is not to:
                 raise Conflict(
-                    f"job {job} is {state}",
-                    remedy="it has ended; submit it again, or extend it"
+                    f"job {job} {state.phrase}",
+                    remedy="submit it again, or extend it"
                     if state.over
                     else f"this is possible while it is {' or '.join(allowed)}",
                 )

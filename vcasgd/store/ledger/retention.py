@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from vcasgd.errors import Conflict, NotFound
+from vcasgd.errors import Conflict
 from vcasgd.store import keys as names
 from vcasgd.store.connection import RedisClient
 from vcasgd.store.keys import LedgerKeys
+from vcasgd.store.ledger.job import no_such_job
 
 #: Seconds in which a worker or a machine of a deleted job may still write: a line of its log, or
 #: the end of a bill.
@@ -27,12 +28,14 @@ class Retention:
         self._delete = ledger.script("ledger/delete")
 
     def delete(self, job: str) -> None:
-        """Delete a job. Raises :class:`NotFound`, and :class:`Conflict` if it has not ended."""
+        """Delete a job.
+
+        Raises :class:`~vcasgd.errors.NotFound`, and :class:`Conflict` if it has not ended."""
         answer = self._delete(
             keys=[names.JOBS, names.ACTIVE, names.DELETED, *LedgerKeys(job).all], args=[job]
         )
         if answer == b"unknown":
-            raise NotFound(f"there is no job {job}")
+            raise no_such_job(job)
         if answer == b"active":
             raise Conflict(f"job {job} has not ended", remedy=f"run vcasgd cancel {job} first")
 
