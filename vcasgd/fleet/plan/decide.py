@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from vcasgd.fleet.observed import JobDemand, Observed
-from vcasgd.fleet.plan import Action, Blame, StopWorker, Terminate
+from vcasgd.fleet.plan import Action, Blame, Launch, StopWorker, Terminate
 from vcasgd.fleet.plan.allocation import Allocation
 from vcasgd.schemas.fleet import Machine
 from vcasgd.spec.hardware import suits
@@ -69,9 +69,9 @@ def make_plan(state: Observed, now: float) -> Plan:
         *blames,
         *allocation.terminations(),
         *allocation.starts,
-        *allocation.launches(),
+        *(launches := allocation.launches()),
     ]
-    return Plan(actions, _waiting(state, allocation.missing()))
+    return Plan(actions, _waiting(state, allocation.missing(), launches))
 
 
 def _failed(state: Observed, now: float) -> dict[str, str]:
@@ -127,12 +127,14 @@ def _stop_unwanted(state: Observed) -> list[StopWorker]:
     ]
 
 
-def _waiting(state: Observed, missing: Mapping[str, int]) -> dict[str, Waiting]:
+def _waiting(
+    state: Observed, missing: Mapping[str, int], launches: Sequence[Launch]
+) -> dict[str, Waiting]:
     """Return why each job waits for machines: those that are ``missing``, that a limit of its user
-    withholds from it, or that boot. ``missing`` is in the order of the queue."""
+    withholds from it, or that come. ``missing`` is in the order of the queue."""
     short = {job.job for job in state.jobs if missing.get(job.job, 0) > 0 or job.withheld > 0}
-    booting = _booting(state)
-    if not short and not booting:
+    coming = _coming(state, launches)
+    if not short and not coming:
         return {}
     pool_of = {one.id: one.pool for one in state.staying()}
     jobs = {job.job: job for job in state.jobs}
@@ -142,28 +144,33 @@ def _waiting(state: Observed, missing: Mapping[str, int]) -> dict[str, Waiting]:
             holders[pool_of[worker.machine_id]][worker.job] += 1
     queue = [name for name, places in missing.items() if places > 0]
     found = {}
-    for name in sorted(short | booting.keys()):
+    for name in sorted(short | coming.keys()):
         job, places = jobs[name], max(0, missing.get(name, 0))
         why = _why_waiting(job, places, state, jobs, holders) if name in short else ""
         position = queue.index(name) + 1 if places else 0
         if places:
             why = f"position {position} of {len(queue)}: {why}"
         # What changes soon comes first: the rest may be machines that the job can do without.
-        text = "; ".join(filter(None, (booting.get(name), why)))
+        text = "; ".join(filter(None, (coming.get(name), why)))
         length = len(queue) if places else 0
         found[name] = Waiting(text, position, length, not places or places < job.desired)
     return found
 
 
-def _booting(state: Observed) -> dict[str, str]:
-    """Return that machines boot, as text for people, by job without a worker."""
+def _coming(state: Observed, launches: Sequence[Launch]) -> dict[str, str]:
+    """Return that machines boot or are ordered, as text for people, by job without a worker."""
     joined = {*state.nodes, *state.history.joined}
     boots = Counter(state.payers.get(one.id) for one in state.staying() if one.id not in joined)
+    orders = Counter(job for launch in launches for job in launch.jobs)
     working = {worker.job for worker in state.workers if worker.alive}
     return {
-        job.job: "1 machine is booting" if count == 1 else f"{count} machines are booting"
+        job.job: "; ".join(
+            f"1 machine is {how}" if count == 1 else f"{count} machines are {how}"
+            for how, count in (("booting", boots[job.job]), ("ordered", orders[job.job]))
+            if count
+        )
         for job in state.jobs
-        if (count := boots[job.job]) and job.job not in working
+        if job.job not in working and (boots[job.job] or orders[job.job])
     }
 
 
@@ -176,7 +183,8 @@ def _why_waiting(
 ) -> str:
     causes = _causes(job, state, jobs, holders) if missing else []
     causes += [job.limited] if job.limited else []
-    why = "; ".join(causes) or "no machine is available"
+    other = "" if missing == job.desired else "other "
+    why = "; ".join(causes) or f"no {other}machine is available"
     return f"waits for {missing + job.withheld} of {job.desired + job.withheld} machines; {why}"
 
 
