@@ -163,6 +163,16 @@ def test_submit_names_the_invalid_field_of_a_job_file(
     assert_refused(run("submit", missing), "none.yaml: can't be read")
 
 
+def test_wrong_arguments_of_submit_are_explained(run: Run, job_file: Path) -> None:
+    script = job_file.with_name("train.py")
+    assert_refused(run("submit", script), "is a script, no job file", "task: train.py")
+    for option, problem in (("--within", "is not a duration"), ("--finish-by", "must be a time")):
+        result = run("submit", job_file, option, "soon")
+        assert result.exit_code == 2
+        assert f"Invalid value for '{option}'" in result.stderr
+        assert problem in " ".join(result.stderr.replace("│", " ").split())
+
+
 def test_submit_names_the_largest_files_of_a_working_directory_over_the_limit(
     run: Run, job_file: Path
 ) -> None:

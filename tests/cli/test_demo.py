@@ -177,6 +177,12 @@ def test_demo_keeps_its_guarantees(tmp_path: Path) -> None:
     assert demo.left() == []
 
 
+def test_a_model_that_cant_be_written_is_refused_at_once(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    demo = Demo(tmp_path, "--model", str(tmp_path / "file" / "model.safetensors"))
+    assert demo.end() == (1, "", f"error: {tmp_path / 'file'}: File exists\n")
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("line", "number", "status"),

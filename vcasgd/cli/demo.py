@@ -147,12 +147,15 @@ def demo(
     Exits with status 0 only if the model is accurate and no sample was lost or repeated. Leaves
     nothing behind except the model.
     """
+    model = model.absolute()
+    # Not first after minutes of training.
+    model.parent.mkdir(parents=True, exist_ok=True)
     # A signal is only noted, so setup and cleanup always run to completion.
     signals = LeaveSignals()
     run = _Demo(err if as_json else out, signals, store_nodes or 1)
     try:
         with signals.caught():
-            run.run(model.absolute(), keep=keep, as_json=as_json)
+            run.run(model, keep=keep, as_json=as_json)
     except Interrupted:
         err.print("interrupted; everything is stopped")
         # As a shell reports a process that a signal killed.

@@ -23,6 +23,12 @@ def load_job(path: Path, changes: Sequence[str] = ()) -> JobSpec:
     """
     if path.is_dir():
         path = path / "job.yaml"
+    if path.suffix == ".py":
+        raise SpecError(
+            f"{path} is a script, no job file",
+            remedy=f"name a job.yaml with name, epochs, and task: {path.name}",
+            field="file",
+        )
     if not changes:
         return JobSpec.load(path)
     value = load_job_mapping(path)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated
 
@@ -28,6 +29,7 @@ from vcasgd.client import Client
 from vcasgd.errors import Conflict, SpecError
 from vcasgd.schemas.costs import DeadlineEstimate, PlanView, WasteView
 from vcasgd.spec.job import JobSpec
+from vcasgd.spec.values import parse_duration, parse_moment
 
 #: Pool of local machines, which cost nothing; no other pool may have this name.
 FREE_POOL = "local"
@@ -57,11 +59,34 @@ Changes = Annotated[
         "--set", metavar="FIELD=VALUE", help="Override a field of the job file. Repeatable."
     ),
 ]
+
+
+def _checked(parse: Callable[[object], object]) -> Callable[[str], str]:
+    """Return the parser of an option, whose text has to be what ``parse`` takes."""
+
+    def text_of(text: str) -> str:
+        try:
+            parse(text)
+        except ValueError as error:
+            raise typer.BadParameter(str(error)) from None
+        return text
+
+    return text_of
+
+
 Within = Annotated[
-    str | None, typer.Option(metavar="DURATION", help="Deadline from now, such as 12h.")
+    str | None,
+    typer.Option(
+        metavar="DURATION",
+        parser=_checked(parse_duration),
+        help="Deadline from now, such as 12h.",
+    ),
 ]
 FinishBy = Annotated[
-    str | None, typer.Option(metavar="TIME", help="Deadline, such as 2026-12-01T08:00.")
+    str | None,
+    typer.Option(
+        metavar="TIME", parser=_checked(parse_moment), help="Deadline, such as 2026-12-01T08:00."
+    ),
 ]
 
 
