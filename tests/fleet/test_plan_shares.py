@@ -213,13 +213,16 @@ def test_machines_that_boot_are_named_before_what_the_job_can_do_without() -> No
     )
 
 
-def test_machines_that_are_ordered_are_named_from_the_first_round() -> None:
-    state = observed([], [], [job("A", 1, 3)], pools=[PoolStatus("local", capacity=2)])
-    waiting = make_plan(with_history(state, NOW), NOW).waiting["A"]
-    assert waiting.text == (
-        "2 machines are ordered; position 1 of 1: waits for 1 of 3 machines; "
-        "no other machine is available"
-    )
+def test_machines_are_named_while_they_are_ordered() -> None:
+    pool = PoolStatus("local", capacity=2)
+    first = observed([], [], [job("A", 1, 3)], pools=[pool])
+    under_way = replace(first, pools=(replace(pool, launching=2),), ordered={"A": 2})
+    for state in (first, under_way):
+        waiting = make_plan(with_history(state, NOW), NOW).waiting["A"]
+        assert waiting.text == (
+            "2 machines are ordered; position 1 of 1: waits for 1 of 3 machines; "
+            "no other machine is available"
+        )
 
 
 def test_the_queue_is_in_the_order_in_which_jobs_get_machines() -> None:

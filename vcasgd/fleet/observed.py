@@ -289,6 +289,8 @@ class Observed:
     """Boot error that each machine reported."""
     payers: Mapping[str, str] = field(default_factory=dict)
     """Job that pays for each machine: the last one that ran on it, or the one that launched it."""
+    ordered: Mapping[str, int] = field(default_factory=dict)
+    """Machines that launches under way may get, by the jobs that pay for them."""
     unpaid: Mapping[str, str] = field(default_factory=dict)
     """Why a machine's payer stops paying for it as soon as possible."""
     draining: Mapping[str, str | None] = field(default_factory=dict)

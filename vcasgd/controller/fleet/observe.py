@@ -128,6 +128,7 @@ class Observer:
             ),
             boot_errors=self._boot_errors(machines),
             payers=payers,
+            ordered={job.id: len(self._cloud.ordered(job.id)) for job in jobs},
             unpaid=self._demands.unpaid(jobs),
             draining={one: successors.get(one) for workers in draining for one in workers},
             owner_limits=owner_limits(jobs, tokens),

@@ -161,7 +161,7 @@ def _coming(state: Observed, launches: Sequence[Launch]) -> dict[str, str]:
     """Return that machines boot or are ordered, as text for people, by job without a worker."""
     joined = {*state.nodes, *state.history.joined}
     boots = Counter(state.payers.get(one.id) for one in state.staying() if one.id not in joined)
-    orders = Counter(job for launch in launches for job in launch.jobs)
+    orders = Counter(state.ordered) + Counter(job for each in launches for job in each.jobs)
     working = {worker.job for worker in state.workers if worker.alive}
     return {
         job.job: "; ".join(
