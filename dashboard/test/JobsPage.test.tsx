@@ -42,11 +42,11 @@ test("savings have no column if no machine has a second price", async () => {
 });
 
 test("a job that waits for machines says for how many, and why", async () => {
-  const waiting = "waits for 3 of 8 machines: 1 job of higher priority";
+  const waiting = "2 machines are booting; position 1 of 1: waits for 1 of 3 machines";
   anApi({ "/api/v1/overview": { body: [aBrief({ waiting })] } });
   show(<JobsPage />);
 
-  const text = await screen.findByText("waits for 3 of 8 machines");
+  const text = await screen.findByText("2 machines are booting");
   expect(text.title).toBe(waiting);
 });
 

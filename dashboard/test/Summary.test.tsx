@@ -63,6 +63,11 @@ test("simulated prices say so", async () => {
   expect(spent).toBe("$0.30");
 });
 
+test("a job without a machine yet is free if all machines are", async () => {
+  summary(aJob(), { cost: { pools: [], spent_usd: 0 }, provider: "local" });
+  expect(await screen.findByText("free")).toBeTruthy();
+});
+
 test("local machines without a price are free", async () => {
   summary(aJob(), { provider: "local", cost: { spent_usd: 0, on_demand_usd: 0 } });
   expect(await screen.findByText("free")).toBeTruthy();

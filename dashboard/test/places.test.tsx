@@ -21,6 +21,7 @@ test.each([
   ["/jobs/digits-1", ["prod", "Jobs", "digits-1"]],
   ["/jobs/digits-1?tab=events", ["prod", "Jobs", "digits-1", "Events"]],
   ["/jobs/digits-1?tab=yaml", ["prod", "Jobs", "digits-1", "YAML"]],
+  ["/jobs/digits-1?tab=nothing", ["prod", "Jobs", "digits-1"]],
   ["/submit", ["prod", "Jobs", "Submit a job"]],
   ["/fleet", ["prod", "Fleet"]],
   ["/no-such-page", ["prod", "Unknown page"]],

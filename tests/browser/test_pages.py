@@ -120,6 +120,8 @@ def test_pages_of_a_job_with_a_long_name_fit_each_width(
 
         assert page.evaluate("document.documentElement.scrollWidth") <= width, path
         assert right_end(page.locator("main h1")) <= width
+        for tab in page.get_by_role("tab", selected=True).all():
+            assert right_end(tab) <= width
         assert dashboard.serious_findings() == [], path
     # Of three jobs side by side, each is on the screen
     assert right_end(page.locator("thead th").last) <= width

@@ -6,6 +6,22 @@ export const SECTIONS = [
   { to: "/store", name: "Store" },
 ] as const;
 
+/** Tabs of a job's page. */
+export const TABS = {
+  overview: "Overview",
+  workers: "Workers",
+  events: "Events",
+  logs: "Logs",
+  checkpoints: "Checkpoints",
+  yaml: "YAML",
+} as const;
+export type Tab = keyof typeof TABS;
+
+/** Returns the tab that an address names; an unknown one is the first. */
+export function tabOf(name: string | null): Tab {
+  return name !== null && Object.hasOwn(TABS, name) ? (name as Tab) : "overview";
+}
+
 /** A breadcrumb; the last one has no address. */
 export type Crumb = { name: string; to?: string };
 
@@ -23,16 +39,13 @@ export function crumbsOf(path: string, tab: string | null): Crumb[] {
   const job = JOB.exec(path)?.[1];
   if (job) {
     const name = decodeURIComponent(job);
-    return tab && tab !== "overview"
-      ? [jobs, { name, to: path }, { name: tabName(tab) }]
-      : [jobs, { name }];
+    const shown = tabOf(tab);
+    return shown === "overview"
+      ? [jobs, { name }]
+      : [jobs, { name, to: path }, { name: TABS[shown] }];
   }
   if (path === "/submit") return [jobs, { name: "Submit a job" }];
   if (path === "/compare") return [jobs, { name: "Compare jobs" }];
   const section = SECTIONS.find((each) => each.to === path);
   return [{ name: section?.name ?? "Unknown page" }];
-}
-
-function tabName(tab: string): string {
-  return tab === "yaml" ? "YAML" : tab.charAt(0).toUpperCase() + tab.slice(1);
 }

@@ -1,4 +1,5 @@
 import { Skeleton, Tabs } from "@mantine/core";
+import { useEffect, useRef } from "react";
 import { useParams, useSearchParams } from "react-router";
 import { statusOf, useJob } from "../api/jobs";
 import type { Job } from "../api/types";
@@ -6,6 +7,7 @@ import { ErrorState } from "../components/ErrorState";
 import { Notice } from "../components/Notice";
 import { PageHead } from "../components/PageHead";
 import { StateBadge } from "../components/StateBadge";
+import { TABS, type Tab, tabOf } from "../lib/places";
 import classes from "./JobPage.module.css";
 import { Actions } from "./job/Actions";
 import { Checkpoints } from "./job/Checkpoints";
@@ -17,14 +19,15 @@ import { Summary } from "./job/Summary";
 import { Workers } from "./job/Workers";
 
 const PROBLEM_STATES = ["paused", "failed", "cancelled"];
-const TABS = [
-  { key: "overview", name: "Overview", Content: Overview },
-  { key: "workers", name: "Workers", Content: Workers },
-  { key: "events", name: "Events", Content: Events },
-  { key: "logs", name: "Logs", Content: Logs },
-  { key: "checkpoints", name: "Checkpoints", Content: Checkpoints },
-  { key: "yaml", name: "YAML", Content: SpecText },
-];
+const CONTENTS = {
+  overview: Overview,
+  workers: Workers,
+  events: Events,
+  logs: Logs,
+  checkpoints: Checkpoints,
+  yaml: SpecText,
+};
+const KEYS = Object.keys(TABS) as Tab[];
 
 export default function JobPage() {
   const { id = "" } = useParams();
@@ -73,25 +76,30 @@ function StateAndOwner({ job }: { job: Job }) {
 
 function JobTabs({ job }: { job: Job }) {
   const [search, setSearch] = useSearchParams();
-  const tab = search.get("tab") ?? "overview";
+  const tab = tabOf(search.get("tab"));
+  const Content = CONTENTS[tab];
+  const list = useRef<HTMLDivElement>(null);
+  // biome-ignore lint/correctness/useExhaustiveDependencies: a narrow screen shows some of the tabs
+  useEffect(() => {
+    const selected = list.current?.querySelector("[aria-selected=true]");
+    selected?.scrollIntoView({ block: "nearest", inline: "nearest" });
+  }, [tab]);
   return (
     <Tabs
       value={tab}
       onChange={(next) => setSearch(next && next !== "overview" ? { tab: next } : {})}
       keepMounted={false}
     >
-      <Tabs.List mb="md" style={{ flexWrap: "nowrap", overflowX: "auto" }}>
-        {TABS.map(({ key, name }) => (
+      <Tabs.List ref={list} mb="md" style={{ flexWrap: "nowrap", overflowX: "auto" }}>
+        {KEYS.map((key) => (
           <Tabs.Tab key={key} value={key}>
-            {name}
+            {TABS[key]}
           </Tabs.Tab>
         ))}
       </Tabs.List>
-      {TABS.map(({ key, Content }) => (
-        <Tabs.Panel key={key} value={key}>
-          <Content job={job} />
-        </Tabs.Panel>
-      ))}
+      <Tabs.Panel value={tab}>
+        <Content job={job} />
+      </Tabs.Panel>
     </Tabs>
   );
 }

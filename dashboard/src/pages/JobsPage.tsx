@@ -184,7 +184,7 @@ function columns(now: number, simulated: boolean): Column<Brief>[] {
           <StateBadge state={statusOf(job)} />
           {job.waiting && (
             <span className={classes.waiting} title={job.waiting}>
-              {job.waiting.split(":", 1)[0]}
+              {job.waiting.split(/[:;]/, 1)[0]}
             </span>
           )}
         </>

@@ -63,7 +63,7 @@ export function Logs({ job }: { job: Job }) {
       flush
     >
       {lines.length === 0 ? (
-        <EmptyState title={selected ? "No matching lines" : "No output yet"}>
+        <EmptyState title={selected ? "No matching lines" : ended ? "No output" : "No output yet"}>
           {selected
             ? "Change the search or the worker."
             : "What the task prints and logs on its workers appears here."}

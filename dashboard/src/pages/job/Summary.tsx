@@ -63,7 +63,8 @@ function Time({ job, left }: { job: Job; left: number | null }) {
 function Spent({ cost, atEnd }: { cost: Cost | undefined; atEnd: number | null }) {
   const pools = usePools().data ?? [];
   const names = cost?.pools.map((each) => each.pool) ?? [];
-  const simulated = names.length > 0 && billsNothing(pools, names);
+  // Before the first machine, any pool may be used.
+  const simulated = billsNothing(pools, names.length ? names : undefined);
   if (simulated && cost?.spent_usd === 0) {
     return <Stat label="Spent" value="free" note="local machines" />;
   }
