@@ -6,10 +6,12 @@ import io
 import itertools
 import json
 import os
+import pty
 import re
 import signal
 import subprocess
 import sys
+import termios
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -293,8 +295,22 @@ def test_listings_are_tables_by_default(run: Run, api: Api) -> None:
     assert "epoch       1 of 2 (0%)" in shown
     assert "traffic     1.5 MB pushed, 4.0 GB fetched" in shown
     heading, row = stdout_of(run("workers", job)).splitlines()
-    assert heading.split()[-3:-1] == ["PUSHED", "FETCHED"]
+    assert heading.split()[-2:] == ["PUSHED", "FETCHED"]
     assert "1.5 MB  4.0 GB" in row
+
+
+def test_a_narrow_terminal_shows_whole_names_and_no_empty_columns(api: Api) -> None:
+    job = api.submit(name="a-name-that-is-longer-than-the-terminal-is-wide-in-letters")
+    reader, terminal = pty.openpty()
+    termios.tcsetwinsize(terminal, (24, 60))
+    command = [sys.executable, "-m", "vcasgd.cli", "jobs"]
+    subprocess.run(command, env={**os.environ, **api.env}, stdout=terminal, check=True)
+    text = os.read(reader, 1 << 16).decode()
+    os.close(terminal)
+    os.close(reader)
+    assert job in text
+    assert "SUBMITTED" in text
+    assert "DEADLINE" not in text
 
 
 def test_log_lines_are_selected(run: Run, api: Api) -> None:

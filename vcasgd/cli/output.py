@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import IO, Annotated, Any
 
 import typer
@@ -158,21 +158,23 @@ def show_rows(
 
 
 def show_whole(tables: RenderableType) -> None:
-    """Print tables, on lines of any length if the output is not a terminal."""
-    if out.is_terminal:
-        out.print(tables)
-    else:  # Rich cuts lines at 80 characters.
-        PlainConsole(width=400).print(tables, soft_wrap=False)
+    """Print tables on lines of any length, which a terminal wraps; Rich would cut names."""
+    PlainConsole(width=400).print(tables, soft_wrap=False)
 
 
-def table(rows: Iterable[Mapping[str, Any]], columns: Columns) -> Table:
-    """Return rows as a table with the given columns."""
+def table(rows: Sequence[Mapping[str, Any]], columns: Columns) -> Table:
+    """Return rows as a table with the given columns, without those that are empty."""
+    cells = {
+        heading: ["" if (cell := value(row)) is None else str(cell) for row in rows]
+        for heading, value in columns.items()
+    }
+    if rows:
+        cells = {heading: column for heading, column in cells.items() if any(column)}
     result = Table(box=None, pad_edge=False, header_style="bold")
-    for heading in columns:
+    for heading in cells:
         result.add_column(heading, no_wrap=True)
-    for row in rows:
-        cells = (value(row) for value in columns.values())
-        result.add_row(*("" if cell is None else str(cell) for cell in cells))
+    for row in zip(*cells.values(), strict=True):
+        result.add_row(*row)
     return result
 
 
