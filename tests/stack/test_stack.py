@@ -86,6 +86,25 @@ def test_a_command_that_is_interrupted_says_that_the_stack_goes_on(
     assert "goes on stopping; wait for it with: vcasgd down" in error
 
 
+def test_up_that_is_interrupted_before_the_stack_exists_leaves_no_process(
+    stack: StackHarness,
+) -> None:
+    with subprocess.Popen(
+        [sys.executable, "-m", "vcasgd.cli", "up", "--port", "0", "--home", str(stack.home)],
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+    ) as process:
+        (starting,) = await_truth(psutil.Process(process.pid).children)
+        process.send_signal(signal.SIGINT)
+        _, error = process.communicate()
+    assert process.returncode == 130
+    assert "Traceback" not in error
+    # A stack that was there already goes on.
+    assert starting.is_running() is False
+    assert is_running(stack.home) is ("the stack goes on starting" in error)
+
+
 def has_pending(pid: int, number: signal.Signals) -> bool:
     """Return True if a process that stands still has a signal to handle."""
     status = Path(f"/proc/{pid}/status").read_text()

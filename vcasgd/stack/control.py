@@ -107,6 +107,9 @@ def up(
             status: int | None = process.wait(SPAWN_SECONDS)
         except subprocess.TimeoutExpired:
             status = kill(process)
+        except KeyboardInterrupt:
+            kill(process)  # The stack would start unnoticed.
+            raise
         if status == ALREADY_RUNNING:
             raise _already_running(home)
         if status != 0:
