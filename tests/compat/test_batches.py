@@ -110,6 +110,28 @@ class Summed(FewPoints):
         return super().loss(model, batch) * len(batch[0])
 
 
+class SummedPlainly(Summed):
+    """A sum over samples, by an optimizer that follows the size of its gradient."""
+
+    def optimizer(self, parameters: Iterable[nn.Parameter]) -> Optimizer:
+        return torch.optim.SGD(parameters, lr=0.1 / self.batch_size, momentum=0.9)
+
+
+class AveragedPlainly(FewPoints):
+    """The mean that makes the same steps."""
+
+    def optimizer(self, parameters: Iterable[nn.Parameter]) -> Optimizer:
+        return torch.optim.SGD(parameters, lr=0.1, momentum=0.9)
+
+
+@pytest.mark.parametrize("loop", [None, SESSION_STEPS, own_steps()])
+def test_workers_share_sums_over_samples(tmp_path: Path, loop: str | None) -> None:
+    expected = simulated(AveragedPlainly, 4, epochs=2)["loss"]
+    task = loop_script(tmp_path, loop, SummedPlainly) if loop else SummedPlainly
+
+    assert simulated(task, 4, epochs=2)["loss"] == pytest.approx(expected, rel=1e-3)
+
+
 class Noisy(FewPoints):
     """A loss with random numbers: of dropout, as a layer and as a function, and of noise."""
 
@@ -170,6 +192,13 @@ class NoisyAverages(FewPoints):
         return loss
 
 
+class NoisySums(NoisyAverages):
+    """An autoencoder as its usual examples have it."""
+
+    def loss(self, model: nn.Module, batch: Any) -> Tensor:
+        return super().loss(model, batch) * len(batch[0])
+
+
 class Views(Contrastive):
     """VICReg (arXiv:2105.04906) with noise, which hides what the loss needs."""
 
@@ -227,6 +256,7 @@ class Zeros(FewPoints):
         (Views(), 128, "the gradient of its first batch isn't the mean of those of its parts"),
         (Overlap(), 32, "its loss isn't a mean over samples: "),
         (Summed(), 64, "its loss is a sum over samples; divide it by their number"),
+        (NoisySums(), 64, "its loss is a sum over samples; divide it by their number"),
         (WholeOnly(), 64, "its loss needs whole batches: RuntimeError: "),
     ],
     ids=lambda each: type(each).__name__ if isinstance(each, Points) else "",
@@ -259,7 +289,7 @@ def test_what_the_loss_of_a_script_needs_is_measured(
 
     facts = learner.facts(1)
 
-    assert facts.min_local_batch == (2 if task is FewPoints else task.batch_size)
+    assert facts.min_local_batch == (2 if task in (FewPoints, Summed) else task.batch_size)
     assert torch.equal(learner.initial()[0], before)
     if task is Contrastive:
         # One of the workers trains, exactly as a loop.

@@ -1,9 +1,9 @@
 """Measurements of a job's batches that its first worker makes before any training.
 
 Whether workers can share a batch depends on its loss. The probe compares the loss of the first
-batch with those of its parts: if their mean by samples is the loss, each worker can take a part. If
-their mean by the number of some labels is, parts count by that. Otherwise, such as with contrastive
-losses, only whole batches are trained.
+batch with those of its parts: if their mean by samples, or their sum, is the loss, each worker can
+take a part. If their mean by the number of some labels is, parts count by that. Otherwise, such as
+with contrastive losses, only whole batches are trained.
 """
 
 from __future__ import annotations
@@ -44,6 +44,8 @@ ROUNDING, DIFFERENT, DIFFERENT_16, DIFFERENT_RANDOM = 2e-5, 1e-3, 2e-2, 0.03
 SHAKE = 0.05
 #: Times that a loss with random numbers is measured, and standard errors that are no difference.
 REPEATS, ERRORS = 6, 4.0
+#: Why parts of a batch can't stand for it if their losses add up.
+SUM = "its loss is a sum over samples; divide it by their number"
 #: Pairs of gradients of such a loss that are compared, the largest relative difference of a batch's
 #: to that of its parts, and most numbers of a gradient.
 PAIRS, DIFFERENT_GRADIENT, MAX_GRADIENT = 6, 0.1, 10_000_000
@@ -101,7 +103,7 @@ def probed(
         log.debug("the loss of the first batch can't be measured: %r", error)
         return division
     if isinstance(finding, str):
-        return Division(batch_size_of(task), finding)
+        return Division(batch_size_of(task), finding, sums=finding == SUM)
     return Division(division.least, division.why, finding, in_turn=bool(in_turn))
 
 
@@ -116,10 +118,10 @@ class _Losses:
     parts: list[list[float]]
     drawn: bool = False
 
-    def difference(self, weights: Sequence[float]) -> float:
-        """Return the relative difference of the whole to the mean of the parts with these weights;
-        0 if it can be random."""
-        total = sum(weights)
+    def difference(self, weights: Sequence[float], total: float | None = None) -> float:
+        """Return the relative difference of the whole to the mean of the parts with these weights,
+        whose ``total`` is 1 for their sum; 0 if it can be random."""
+        total = sum(weights) if total is None else total
         if not total > 0:
             return math.inf
         differences = [
@@ -140,12 +142,6 @@ class _Losses:
     @property
     def are_equal(self) -> bool:
         return all(_same(self.whole[0], each) for each in self.parts[0])
-
-    @property
-    def is_sum(self) -> bool:
-        return all(
-            _same(whole, sum(parts)) for whole, parts in zip(self.whole, self.parts, strict=True)
-        )
 
     @property
     def text(self) -> str:
@@ -188,8 +184,11 @@ def _find(
         halves = {torch.bfloat16, torch.float16} & {each.dtype for each in module.parameters()}
         bound = DIFFERENT_16 if halves or task.mixed_precision else DIFFERENT
         found = _judged(task, losses, whole, parts, sizes, bound)
-        if found is None and task.repeats_loss and losses.is_random and not losses.drawn:
-            weighed = list(zip(parts, _declared(task, parts) or sizes, strict=True))
+        if found in (None, SUM) and task.repeats_loss and losses.is_random and not losses.drawn:
+            weights = _declared(task, parts) or sizes
+            total = sum(weights)
+            factors = [1.0 if found == SUM else each / total for each in weights]
+            weighed = list(zip(parts, factors, strict=True))
             if _gradients_differ(task, module, whole, weighed, device):
                 return "the gradient of its first batch isn't the mean of those of its parts"
     return found
@@ -277,10 +276,13 @@ def _judged(
         ]
         if found and min(found)[0] <= ROUNDING:
             return min(found)[2]
-    if difference <= max(most, DIFFERENT_RANDOM if is_random else 0.0):
+    noise = DIFFERENT_RANDOM if is_random else 0.0
+    if difference <= max(most, noise):
         return None
-    if losses.is_sum:
-        return "its loss is a sum over samples; divide it by their number"
+    # In 16 bits, a sum is rounded as much as parts may differ.
+    rounding = ROUNDING if most == DIFFERENT else most
+    if not weights and losses.difference([1.0] * len(parts), 1.0) <= max(rounding, noise):
+        return SUM
     return f"its loss isn't a mean over samples: {losses.text}"
 
 
@@ -298,10 +300,11 @@ def _gradients_differ(
     parts: Sequence[tuple[Any, float]],
     device: torch.device | str,
 ) -> bool:
-    """Return True if the gradient of a loss with random numbers isn't the mean of its parts'.
+    """Return True if the gradient of a loss with random numbers isn't that of its parts.
 
-    ``parts`` have their weights. Noise can hide that in the loss, but not in all of the numbers of
-    a gradient: the product of two independent differences is 0 on average if only noise differs.
+    ``parts`` have their factors in it. Noise can hide that in the loss, but not in all of the
+    numbers of a gradient: the product of two independent differences is 0 on average if only noise
+    differs.
     """
     parameters = [each for each in module.parameters() if each.requires_grad]
     if sum(each.numel() for each in parameters) > MAX_GRADIENT:
@@ -309,7 +312,7 @@ def _gradients_differ(
     seeds = count(1)
 
     def gradient(weighed: Sequence[tuple[Any, float]]) -> Tensor:
-        mean, total = torch.zeros((), device=device), sum(weight for _, weight in weighed)
+        mean = torch.zeros((), device=device)
         for batch, weight in weighed:
             set_seed(next(seeds), device)
             with torch.enable_grad(), autocast(task, device):
@@ -317,7 +320,7 @@ def _gradients_differ(
             found = torch.autograd.grad(loss, parameters, allow_unused=True)
             zeros = (torch.zeros_like(each) for each in parameters)
             known = (zero if g is None else g for g, zero in zip(found, zeros, strict=True))
-            mean = mean + torch.cat([each.flatten().float() for each in known]) * (weight / total)
+            mean = mean + torch.cat([each.flatten().float() for each in known]) * weight
         return mean
 
     products, lengths = [], []

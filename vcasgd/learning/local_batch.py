@@ -44,6 +44,8 @@ class Division:
     least: int
     why: str = ""
     labels: CountedLabels | None = None
+    #: True if the loss is a sum over samples.
+    sums: bool = False
     #: True if a step has gradients that are computed after that of another optimizer.
     in_turn: bool = False
 

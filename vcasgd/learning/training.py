@@ -336,6 +336,7 @@ def make_step(
         for batch, share in parts:
             with user_code("loss"), autocast(task, device):
                 loss = task.loss(model, to_device(batch, device))
+            share *= task.loss_factor
             mean += share * backward(loss, step, share, precision)
         return mean
 

@@ -260,7 +260,7 @@ class BatchLoader:
 
     def _begin(self, *, ends_step: bool, weight: float = 1.0) -> None:
         self._lacks_step = self._ends_step = ends_step
-        self._loss, self._weight = None, weight
+        self._loss, self._weight = None, weight * self._task.loss_factor
         self._stepped, self._calls = [], 0
 
     def _check_stepped(self) -> None:

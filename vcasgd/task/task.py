@@ -79,6 +79,9 @@ class Task:
     #: Factor of ``clip_norm`` in the present local step, for a loop that clips itself: the gradient
     #: of a part of the job's batch has more noise, so it is longer.
     clip_factor: float = 1.0
+    #: Factor of the loss in the present local step: that of a part of the job's batch is smaller if
+    #: it is a sum over samples.
+    loss_factor: float = 1.0
     #: True if the loop clips gradients itself.
     clips_itself: bool = False
     #: Records the loop's clipping, to repeat it on the mean gradient of the whole batch; or None.

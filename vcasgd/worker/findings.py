@@ -189,11 +189,16 @@ class Findings:
             return division_of(task, module)
         # Accumulated micro-batches have losses of their own.
         size = -(-batch_size_of(task) // batch_size_of(task, "gradient_accumulation_steps"))
-        return probed(
+        found = probed(
             *(task, module, self.data.dataset, self._first_samples(size), self._device),
             state=self._model.whole,
             optimizer=self._new_optimizer() if task.makes_steps else None,
         )
+        # Ranks don't multiply a sum, and a loop divides those of micro-batches.
+        single = size == batch_size_of(task) and task.batches_per_step == 1
+        if found.sums and single and spec.workers.gpus == 1:
+            return replace(division_of(task, module), sums=True)
+        return found
 
     def _first_samples(self, size: int) -> list[int]:
         """Return the samples of the job's first batch, without those that the job skips."""
@@ -209,7 +214,8 @@ class Findings:
         if facts is None or facts.min_local_batch is None:
             return self._own_division
         labels = CountedLabels.from_json(facts.batch_labels) if facts.batch_labels else None
-        return Division(facts.min_local_batch, facts.min_local_batch_why, labels)
+        least, why = facts.min_local_batch, facts.min_local_batch_why
+        return Division(least, why, labels, sums=facts.sums_losses)
 
     @cached_property
     def _own_weight(self) -> float | None:
@@ -274,6 +280,7 @@ class Findings:
             min_local_batch=self.division.least,
             batch_labels=labels.to_json() if (labels := self.division.labels) else "",
             min_local_batch_why=self.division.why[:MAX_NAME_LENGTH],
+            sums_losses=self.division.sums,
             notes=approximations(
                 *(self._spec, self._task, self.layout, self._new_optimizer(), self._averaged),
                 self.data.dataset,

@@ -399,6 +399,8 @@ class Learner:
             member.begin(plan.progress(subtask, start))
             # The noise of a smaller batch makes its gradient longer.
             clip_factor = member.share**-0.5
+            if self.findings.division.sums:
+                self.task.loss_factor = 1 / member.share
             if self._mean_gradients is not None:
                 self._mean_gradients.captures = member.share < 1
         self._start_sequence(subtask, start)

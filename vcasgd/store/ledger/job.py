@@ -84,6 +84,8 @@ class ModelFacts:
     #: Samples that a worker's part of a batch needs, if it is known, and the reason for people.
     min_local_batch: Annotated[Count, Field(ge=1)] | None = None
     min_local_batch_why: Name = ""
+    #: True if the loss of a batch is a sum over its samples, so that a part's is smaller.
+    sums_losses: bool = False
     #: What the job does otherwise than one process, by the kinds of their events.
     notes: Annotated[dict[NoteKind, Text], Field(max_length=MAX_NOTES)] = field(
         default_factory=dict
