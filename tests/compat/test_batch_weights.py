@@ -10,10 +10,12 @@ from typing import Any
 import pytest
 import torch
 from support.compat import (
+    ByLoss,
     Metrics,
     Points,
     assert_as_plain,
     evaluate_plainly,
+    facts_of,
     grid,
     loop_script,
     orders,
@@ -24,7 +26,7 @@ from support.compat import (
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.optim import Optimizer
-from torch.utils.data import Dataset
+from torch.utils.data import Dataset, TensorDataset
 
 import vcasgd
 from vcasgd.errors import SpecError, UserCodeError
@@ -140,7 +142,76 @@ def test_which_labels_are_found() -> None:
         assert division.labels == CountedLabels.from_json(division.labels.to_json())
 
 
-@pytest.mark.parametrize("text", ["", "[]", '[["a"], "by heart"]', '[[1.5], "added up"]', "{}"])
+class Weighted(ByLoss):
+    """Classes that count as much as the task's own weights say."""
+
+    def __init__(self) -> None:
+        self.criterion = nn.CrossEntropyLoss(weight=torch.linspace(0.1, 5, self.classes))
+
+    def loss(self, model: nn.Module, batch: Any) -> Tensor:
+        answers, labels = model(batch[0]), batch[1]
+        loss: Tensor = self.criterion(answers, labels)
+        return loss
+
+    def optimizer(self, parameters: Iterable[nn.Parameter]) -> Optimizer:
+        return torch.optim.SGD(parameters, lr=0.1, momentum=0.9)
+
+
+class Void(ByLoss):
+    """Labels of which one doesn't count, as in segmentation."""
+
+    void = 255
+
+    def dataset(self, split: str) -> Any:
+        points, labels = super().dataset(split).tensors
+        return TensorDataset(points, labels.masked_fill(points[:, 0] > 0.3, self.void))
+
+    def loss(self, model: nn.Module, batch: Any) -> Tensor:
+        return F.cross_entropy(model(batch[0]), batch[1], ignore_index=self.void)
+
+
+class VoidOfWeights(Void):
+    """The same, with other weights in each call, which have the same values."""
+
+    void = -1
+
+    def loss(self, model: nn.Module, batch: Any) -> Tensor:
+        answers = F.log_softmax(model(batch[0]), 1)
+        weights = torch.linspace(0.1, 5, self.classes)
+        return F.nll_loss(answers, batch[1], weights, ignore_index=self.void)
+
+
+@pytest.mark.parametrize(
+    ("task", "text"),
+    [
+        (Weighted, "numbers other than -100 in batch[1], by the weights of their classes"),
+        (Void, "numbers other than 255 in batch[1]"),
+        (VoidOfWeights, "numbers other than -1 in batch[1], by the weights of their classes"),
+    ],
+)
+def test_classes_that_a_loss_weighs_are_found(task: type[Points], text: str) -> None:
+    torch.manual_seed(0)
+    division = probed(task(), task().model(), task().dataset("train"), range(64), "cpu")
+
+    assert division.least == 2
+    assert str(division.labels) == text
+    assert division.labels is not None
+    assert division.labels == CountedLabels.from_json(division.labels.to_json())
+
+
+@pytest.mark.parametrize("loop", [None, own_steps()])
+def test_workers_share_losses_with_weights_of_classes(tmp_path: Path, loop: str | None) -> None:
+    task = loop_script(tmp_path, loop, Weighted) if loop else Weighted
+
+    assert facts_of(task()).min_local_batch == 2
+    expected = plain(Weighted(), 1, 0)["loss"]
+    assert simulated(task, 4, epochs=1)["loss"] == pytest.approx(expected, rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "[]", '[["a"], "by heart"]', '[[1.5], "added up"]', "{}", '[[], "other than 1", [-1]]'],
+)
 def test_labels_that_no_worker_found(text: str) -> None:
     with pytest.raises(SpecError, match="labels that can't be read"):
         CountedLabels.from_json(text)

@@ -10,10 +10,11 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from copy import copy
 from dataclasses import dataclass
+from functools import partial
 from itertools import count, pairwise
 from statistics import fmean, stdev
 from typing import Any
@@ -24,7 +25,13 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.optim import Optimizer
 from torch.utils.data import Dataset
 
-from vcasgd.learning.batch_weights import CountedLabels, counted_labels, declared_weight
+from vcasgd.learning.batch_weights import (
+    MAX_CLASSES,
+    Classes,
+    CountedLabels,
+    counted_labels,
+    declared_weight,
+)
 from vcasgd.learning.buffers import rest, untouched
 from vcasgd.learning.local_batch import MIN_BATCH, MIN_NORMALIZED, Division
 from vcasgd.learning.optimizers import OptimizerList
@@ -165,7 +172,7 @@ def _find(
     cuts = [len(indices) * part // most for part in range(most + 1)]
     groups = [list(indices[start:stop]) for start, stop in pairwise(cuts)]
 
-    with untouched(module) as restore:
+    with untouched(module) as restore, _noted_classes() as classes:
         set_seed(0, device)
         collate = loaded_once(task, dataset, [list(indices), *groups])
         whole, *parts = collate()
@@ -183,7 +190,8 @@ def _find(
         sizes = [float(len(each)) for each in groups]
         halves = {torch.bfloat16, torch.float16} & {each.dtype for each in module.parameters()}
         bound = DIFFERENT_16 if halves or task.mixed_precision else DIFFERENT
-        found = _judged(task, losses, whole, parts, sizes, bound)
+        ways = counted_labels(whole, classes)
+        found = _judged(task, losses, ways, parts, sizes, bound)
         if found in (None, SUM) and task.repeats_loss and losses.is_random and not losses.drawn:
             weights = _declared(task, parts) or sizes
             total = sum(weights)
@@ -260,19 +268,19 @@ def _is_random(module: nn.Module, loss: Callable[[int], float]) -> bool:
 def _judged(
     task: Task,
     losses: _Losses,
-    whole: Any,
+    ways: Iterable[CountedLabels],
     parts: Sequence[Any],
     sizes: Sequence[float],
     most: float,
 ) -> str | CountedLabels | None:
     """Do what :func:`_find` does with the losses of parts of these ``sizes``, which may differ by
-    ``most``."""
+    ``most``. ``ways`` are those to count labels."""
     weights, is_random = _declared(task, parts), losses.is_random
     difference = losses.difference(weights or sizes)
     if difference > ROUNDING and not weights and not is_random:
         found = [
             (losses.difference([labels.count(part) for part in parts]), number, labels)
-            for number, labels in enumerate(counted_labels(whole))
+            for number, labels in enumerate(ways)
         ]
         if found and min(found)[0] <= ROUNDING:
             return min(found)[2]
@@ -284,6 +292,31 @@ def _judged(
     if not weights and losses.difference([1.0] * len(parts), 1.0) <= max(rounding, noise):
         return SUM
     return f"its loss isn't a mean over samples: {losses.text}"
+
+
+@contextmanager
+def _noted_classes() -> Iterator[set[Classes]]:
+    """Note which label cross-entropies leave out, and the weights that they give to classes.
+
+    All functions and modules of torch call these two, in any thread.
+    """
+    owner: Any = torch._C._nn
+    noted: set[Classes] = set()
+
+    def noting(function: Any, *args: Any) -> Any:
+        _, _, weights, _, ignored, *_ = args
+        if weights is None or len(weights) <= MAX_CLASSES:
+            noted.add((ignored, () if weights is None else tuple(weights.tolist())))
+        return function(*args)
+
+    before = {name: getattr(owner, name) for name in ("cross_entropy_loss", "nll_loss_nd")}
+    try:
+        for name, function in before.items():
+            setattr(owner, name, partial(noting, function))
+        yield noted
+    finally:
+        for name, function in before.items():
+            setattr(owner, name, function)
 
 
 def _declared(task: Task, parts: Sequence[Any]) -> list[float]:

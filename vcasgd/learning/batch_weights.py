@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -91,27 +92,22 @@ def measure_of(task: Task, labels: CountedLabels | None) -> Measure:
 
 #: Keys and indices that lead to a tensor of a batch.
 Path = tuple[str | int, ...]
-
-
-#: Ways to count the labels in a tensor, by their names.
-COUNTS: Mapping[str, Callable[[Tensor], Tensor]] = {
-    "other than -100": lambda labels: (labels != -100).sum(),
-    "other than -100 after the first column": lambda labels: (labels[..., 1:] != -100).sum(),
-    "other than 0": lambda labels: (labels != 0).sum(),
-    "other than 0 after the first column": lambda labels: (labels[..., 1:] != 0).sum(),
-    "of at least 0": lambda labels: (labels >= 0).sum(),
-    "added up": lambda numbers: numbers.float().sum(),
-}
-#: Most tensors of a batch that are searched, and their depth.
-MAX_TENSORS, MAX_DEPTH = 64, 4
+#: Ways to count the labels in a tensor.
+_COUNTED = re.compile(r"(other than|of at least) (-?\d+)( after the first column)?|added up")
+#: Most tensors of a batch that are searched, and their depth; most classes that have weights.
+MAX_TENSORS, MAX_DEPTH, MAX_CLASSES = 64, 4, 4096
 
 
 @dataclass(frozen=True)
 class CountedLabels:
-    """Numbers of one tensor of a batch, at ``path``, counted in a way of :data:`COUNTS`."""
+    """Numbers of one tensor of a batch, at ``path``, ``counted`` in a way that is a text.
+
+    ``weights`` are those of their classes, if they have any.
+    """
 
     path: Path
     counted: str
+    weights: tuple[float, ...] = ()
 
     def count(self, batch: Any) -> float:
         """Return how many there are, none if ``collate`` returned None because it left all samples
@@ -121,7 +117,20 @@ class CountedLabels:
         try:
             for key in self.path:
                 batch = batch[key]
-            return float(COUNTS[self.counted](batch))
+            found = _COUNTED.fullmatch(self.counted)
+            assert found is not None, "checked"
+            comparison, value, later = found.groups()
+            labels = batch[..., 1:] if later else batch
+            if comparison is None:
+                counted = labels.float()
+            else:
+                counted = (
+                    labels != int(value) if comparison == "other than" else labels >= int(value)
+                )
+            if self.weights:
+                weights = labels.float().new_tensor(self.weights)
+                counted = counted * weights[labels.long().clamp(0, len(weights) - 1)]
+            return float(counted.sum())
         except Exception as error:
             raise UserCodeError(
                 f"a batch has no {self}, unlike the first one",
@@ -130,32 +139,48 @@ class CountedLabels:
 
     def __str__(self) -> str:
         where = "".join(f"[{key!r}]" for key in self.path)
-        return f"numbers {self.counted} in batch{where}"
+        by = ", by the weights of their classes" if self.weights else ""
+        return f"numbers {self.counted} in batch{where}{by}"
 
     def to_json(self) -> str:
         """Return the labels as JSON."""
-        return json.dumps([list(self.path), self.counted])
+        weights = [self.weights] if self.weights else []
+        return json.dumps([list(self.path), self.counted, *weights])
 
     @classmethod
     def from_json(cls, text: str) -> CountedLabels:
         """Parse JSON, which a worker wrote. Raises :class:`SpecError`."""
         try:
-            path, counted = json.loads(text)
-            if counted not in COUNTS or not all(type(key) in (str, int) for key in path):
+            path, counted, *rest = json.loads(text)
+            weights = rest[0] if rest else ()
+            known = _COUNTED.fullmatch(counted) and all(type(key) in (str, int) for key in path)
+            if not known or not all(0 <= each < math.inf for each in weights):
                 raise ValueError(text)
-            return cls(tuple(path), counted)
+            return cls(tuple(path), counted, tuple(weights))
         except (TypeError, ValueError) as error:
             raise SpecError(f"a worker reported labels that can't be read: {text[:100]}") from error
 
 
-def counted_labels(batch: Any) -> Iterator[CountedLabels]:
-    """Yield all ways to count numbers of a batch, integers and booleans first."""
+#: A label that doesn't count, and weights of classes, if they have any.
+Classes = tuple[int, tuple[float, ...]]
+
+
+def counted_labels(batch: Any, classes: Iterable[Classes] = ()) -> Iterator[CountedLabels]:
+    """Yield all ways to count numbers of a batch, integers and booleans first.
+
+    Among them are those that a loss of these ``classes`` may use.
+    """
     found = list(_tensors(batch, ()))[:MAX_TENSORS]
     whole = [(path, each) for path, each in found if not each.is_floating_point()]
+    usual: list[Classes] = [(-100, ()), (0, ())]
     for path, tensor in (*whole, *(pair for pair in found if pair[1].is_floating_point())):
-        for counted in COUNTS:
-            if tensor.ndim > ("column" in counted):
-                yield CountedLabels(path, counted)
+        given = () if tensor.is_floating_point() else sorted({*classes}.difference(usual))
+        for ignored, weights in (*usual, *given):
+            yield CountedLabels(path, f"other than {ignored}", weights)
+            if tensor.ndim > 1:
+                yield CountedLabels(path, f"other than {ignored} after the first column", weights)
+        yield CountedLabels(path, "of at least 0")
+        yield CountedLabels(path, "added up")
 
 
 def _tensors(value: Any, path: Path) -> Iterator[tuple[Path, Tensor]]:

@@ -10,7 +10,7 @@ from math import inf
 from operator import itemgetter
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, TypeAdapter, ValidationError
+from pydantic import AfterValidator, Field, TypeAdapter, ValidationError
 
 from vcasgd.errors import Cause, JobUnreadable, NotFound, SpecError
 from vcasgd.learning.evaluation import EvaluationPoints, points_for, without_improvement
@@ -18,6 +18,7 @@ from vcasgd.learning.length import plan_for
 from vcasgd.learning.local_batch import most_workers
 from vcasgd.learning.shards import MAX_SHARDS_OF_NODE
 from vcasgd.learning.subtasks import EpochPlan
+from vcasgd.printable import printable
 from vcasgd.schemas.base import Count, Name
 from vcasgd.spec.job import CHANGEABLE, MAX_SUBTASKS, JobSpec
 from vcasgd.spec.job import JobState as JobState
@@ -80,7 +81,7 @@ class ModelFacts:
     batch_weight: Annotated[float, Field(gt=0, le=1e15, allow_inf_nan=False)] | None = None
     #: JSON of the :class:`~vcasgd.learning.batch_weights.CountedLabels` by which they count; empty
     #: if the task says how.
-    batch_labels: Name = ""
+    batch_labels: Annotated[str, Field(max_length=1 << 17), AfterValidator(printable)] = ""
     #: Samples that a worker's part of a batch needs, if it is known, and the reason for people.
     min_local_batch: Annotated[Count, Field(ge=1)] | None = None
     min_local_batch_why: Name = ""
