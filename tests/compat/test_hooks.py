@@ -137,6 +137,22 @@ def test_a_scheduler_has_the_steps_of_the_loop(
     assert list(dict.fromkeys(rates)) == pytest.approx(expected[: 8 + (dropped > 1)])
 
 
+def test_a_scheduler_that_ends_before_the_job_is_refused_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[int] = []
+    monkeypatch.setattr(FewPoints, "made", made, raising=False)
+    steps = EPOCHS * FewPoints.samples // FewPoints.batch_size
+    scheduler = f"{LR}OneCycleLR(optimizer, 0.4, total_steps={steps - 2})"
+    task = loop(tmp_path, SGD, scheduler, "scheduler.step(); task.made.append(1)")
+
+    with pytest.raises(SpecError, match=f"has {steps - 2} steps, and the job makes {steps}"):
+        simulated(task, 1, epochs=EPOCHS)
+
+    # Once for each of what is only tried, and the first step of the job
+    assert len(made) < steps // 2
+
+
 def test_a_loop_that_stores_its_scheduler(tmp_path: Path) -> None:
     path = tmp_path / "scheduler.pt"
     save = f"torch.save(scheduler.state_dict(), '{path}')"

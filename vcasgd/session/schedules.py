@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
+from torch.optim.lr_scheduler import LRScheduler, OneCycleLR, ReduceLROnPlateau
 
 from vcasgd.errors import SpecError, UserCodeError
 from vcasgd.learning.rates import set_options
@@ -170,10 +170,26 @@ class LoopSchedulers:
         if self._replay is None:
             known = None not in self._by_epoch
             self._replay = self._new_replay([bool(each) for each in self._by_epoch])
-            if not known:
+            if known:
+                self._check_length(place)
+            else:
                 # The first step of a new worker; the loop hasn't called its schedulers yet.
                 return self._lower(place.step)
         return self._replay.at(place.step)
+
+    def _check_length(self, place: Place) -> None:
+        """Raise :class:`SpecError` if a scheduler fails before the last step of the job."""
+        epochs, rest = divmod(place.steps - 1, place.epoch_steps)
+        own = self._loop_epoch_steps or place.epoch_steps
+        for scheduler, by_epoch in zip(self._found, self._by_epoch, strict=True):
+            calls = epochs if by_epoch else epochs * own + min(rest, own)
+            if isinstance(scheduler, OneCycleLR) and calls > scheduler.total_steps:
+                raise SpecError(
+                    f"task: OneCycleLR has {scheduler.total_steps} steps, and the job makes "
+                    f"{calls + 1}",
+                    remedy="give it the steps of as many epochs as the job file has",
+                    field="task",
+                )
 
     def _lower(self, step: int) -> Options:
         """Return the options with the lower rate of calls after each step or each epoch."""
