@@ -172,6 +172,37 @@ def test_a_step_may_have_several_losses(tmp_path: Path, workers: int) -> None:
     assert end == pytest.approx(expected, rel=1e-3)
 
 
+#: A loop that sets gradients itself.
+SETS_GRADIENTS = """
+from torch.autograd import grad
+
+for batch in session.loader(data, 64):
+    loss = task.loss(model, batch)
+    gradients = {grad}(loss, [*model.parameters()])
+    for each, gradient in zip(model.parameters(), gradients):
+        each.grad = gradient
+    optimizer.step()
+"""
+
+
+@pytest.mark.parametrize("grad", ["torch.autograd.grad", "grad"])
+@pytest.mark.parametrize("workers", [1, 4])
+def test_a_loop_may_set_gradients(tmp_path: Path, workers: int, grad: str) -> None:
+    task = loop_script(tmp_path, SETS_GRADIENTS.format(grad=grad), FewPoints)
+
+    end = simulated(task, workers, epochs=1)["loss"]
+
+    expected = simulated(loop_script(tmp_path, own_steps("data, 64"), FewPoints), workers, epochs=1)
+    assert end == pytest.approx(expected["loss"], rel=1e-5)
+
+
+def test_a_loop_without_a_loss_is_told_how_to_have_one(tmp_path: Path) -> None:
+    loop = SETS_GRADIENTS.format(grad="(lambda _, all: [torch.zeros_like(p) for p in all])")
+
+    with pytest.raises(UserCodeError, match=r"a batch has no loss.*torch\.autograd\.grad"):
+        simulated(loop_script(tmp_path, loop, FewPoints), 1, epochs=1)
+
+
 def test_a_data_set_may_have_a_connection_of_its_script(tmp_path: Path) -> None:
     loop = CONNECTED + own_steps("DataLoader(Rows(), 64, shuffle=True)")
 

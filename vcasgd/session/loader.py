@@ -90,6 +90,8 @@ class BatchLoader:
         #: Sum of the losses of the present batch, and the factor of its gradient.
         self._loss: Tensor | None = None
         self._weight = 1.0
+        #: What the loop has computed a gradient of first, without ``backward``.
+        self._differentiated: Tensor | None = None
         #: The last loss that was scaled, after and before, and what returns its factor.
         self._scaled: tuple[Tensor, Tensor, Callable[[], float]] | None = None
         #: Returns the factor of the gradients that were computed last.
@@ -261,7 +263,7 @@ class BatchLoader:
     def _begin(self, *, ends_step: bool, weight: float = 1.0) -> None:
         self._lacks_step = self._ends_step = ends_step
         self._loss, self._weight = None, weight * self._task.loss_factor
-        self._stepped, self._calls = [], 0
+        self._stepped, self._calls, self._differentiated = [], 0, None
 
     def _check_stepped(self) -> None:
         if self._stepped and self._task.sets_rates:
@@ -322,15 +324,24 @@ class BatchLoader:
             self._loss = part if self._loss is None else self._loss + part
         return loss if self._weight == 1 else loss * self._weight
 
+    def note_differentiated(self, outputs: Any) -> None:
+        """Remember a scalar whose gradient the loop computes, which may be its loss."""
+        if self._differentiated is None and isinstance(outputs, Tensor) and outputs.numel() == 1:
+            self._differentiated = outputs.detach()
+
     def _finite_loss(self) -> float:
+        if self._loss is None and self._weight == 1:
+            # The loop sets the gradients itself.
+            self._loss = self._differentiated
         if self._loss is None and self._task.skips_bad_samples:
             # The loop leaves the batch out.
             self._loss = torch.tensor(math.nan)
         if self._loss is None:
             raise UserCodeError(
-                "a batch has no loss, because loss.backward was not called",
-                remedy="call backward for each batch, because a job records its loss; to leave bad "
-                "batches out, set on_bad_sample: skip in the job file",
+                "a batch has no loss, because neither loss.backward nor torch.autograd.grad was "
+                "called for it",
+                remedy="call one of them for each batch, and not torch.func, because a job records "
+                "the loss; to leave bad batches out, set on_bad_sample: skip in the job file",
             )
         value = float(self._loss)
         if not math.isfinite(value) and not self._task.skips_bad_samples:

@@ -34,6 +34,7 @@ def unwatched() -> Iterator[None]:
 
 
 _backward: Any = torch.autograd.backward
+_grad: Any = torch.autograd.grad
 _scale: Any = torch.amp.GradScaler.scale
 _step: Any = torch.amp.GradScaler.step
 _clipping: Any = torch.nn.utils.clip_grad
@@ -71,11 +72,15 @@ def _count_loops(change: int) -> None:
         (scaler, "step", _step, _watched_step),
         (_clipping, "_clip_grads_with_norm_", _clip, _watched_clip),
         (_clipping, "_get_total_norm", _total_norm, _watched_total_norm),
-        # It has no inner function, and modules of scripts import it.
+        # They have no inner functions, and modules of scripts import them.
         *(
-            (module, "clip_grad_value_", _clip_values, _watched_clip_values)
+            (module, name, before, during)
             for module in list(sys.modules.values())
-            if "clip_grad_value_" in getattr(module, "__dict__", ())
+            for name, before, during in (
+                ("grad", _grad, _watched_grad),
+                ("clip_grad_value_", _clip_values, _watched_clip_values),
+            )
+            if name in getattr(module, "__dict__", ())
         ),
     )
     with _watch_lock:
@@ -95,6 +100,13 @@ def _watched_backward(tensors: Any, *args: Any, **kwargs: Any) -> None:
     _backward(tensors, *args, **kwargs)
     if loader is not None:
         loader.expect_changes(sys._getframe(1))
+
+
+def _watched_grad(outputs: Any, *args: Any, **kwargs: Any) -> Any:
+    loader = _loader_of_thread.get()
+    if loader is not None:
+        loader.note_differentiated(outputs)
+    return _grad(outputs, *args, **kwargs)
 
 
 def _watched_scale(scaler: torch.amp.GradScaler, outputs: Any) -> Any:
