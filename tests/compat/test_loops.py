@@ -172,6 +172,32 @@ def test_a_step_may_have_several_losses(tmp_path: Path, workers: int) -> None:
     assert end == pytest.approx(expected, rel=1e-3)
 
 
+#: A script that reads a file beside it, and resumes from one that it has written.
+FILES = """
+rates = {line.split()[0]: float(line.split()[1]) for line in open("settings/rates.txt")}
+assert not Path("resume.pt").exists()
+for batch in session.loader(data, 64):
+    optimizer.zero_grad()
+    task.loss(model, batch).backward()
+    optimizer.step()
+    torch.save(optimizer.state_dict(), "resume.pt")
+"""
+
+
+@pytest.mark.ci
+def test_paths_are_those_of_the_script_and_each_worker_has_its_own(
+    harness: Harness, tmp_path: Path
+) -> None:
+    loop_script(tmp_path, FILES, FewPoints, before="from pathlib import Path")
+    (tmp_path / "settings").mkdir()
+    (tmp_path / "settings/rates.txt").write_text("first 0.1")
+
+    # Given two workers in one folder
+    _, job = on_workers(harness, tmp_path, "train.py", 2, epochs=1)
+
+    assert job.state is JobState.SUCCEEDED, job.reason
+
+
 #: A loop that sets gradients itself.
 SETS_GRADIENTS = """
 from torch.autograd import grad

@@ -6,6 +6,7 @@ import logging
 import os
 import socket
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from vcasgd.errors import (
@@ -56,7 +57,8 @@ NOTICE_SECONDS = 0.25
 class Worker:
     """One learner that works for one job.
 
-    ``build`` replaces the learner of the job's own task, for measurements.
+    The job's code runs in ``folder``. ``build`` replaces the learner of the job's own task, for
+    measurements.
     """
 
     def __init__(
@@ -69,6 +71,7 @@ class Worker:
         notices: NoticeSource | None = None,
         gpu: OwnGpu | None = None,
         build: Callable[[JobRecord], Learner] | None = None,
+        folder: Path | None = None,
     ) -> None:
         context = WorkerContext.connect(settings, job, name)
         self._context = context
@@ -81,7 +84,8 @@ class Worker:
         self.exchange = Exchange(context.nodes, job, settings.patience_seconds, context.key)
         self._tuned = TunedSettings(context.ledger, job, name)
         self._setup = Setup(
-            *(context, self.exchange, self._status, self._departure.leave_if_due, self._gpu), build
+            *(context, self.exchange, self._status, self._departure.leave_if_due, self._gpu),
+            *(build, folder),
         )
         self._moments = MomentsExchange(context.nodes, job, name)
         verification = verification_of(

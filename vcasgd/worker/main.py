@@ -14,6 +14,7 @@ import traceback
 from vcasgd.errors import VcasgdError
 from vcasgd.fleet.notices import FileNotices
 from vcasgd.fork_server import die_with
+from vcasgd.local_files import temporary_folder
 from vcasgd.logging import configure_logging, exit_status, identify
 from vcasgd.printable import masked
 from vcasgd.settings import load_settings
@@ -39,16 +40,18 @@ def main() -> int:
     keep_freed_memory()
     try:
         settings = load_settings()
-        worker = Worker(
-            settings,
-            options.job,
-            options.worker,
-            machine=options.machine,
-            notices=FileNotices(settings.notice_file) if settings.notice_file else None,
-            gpu=choose_gpu(options.worker),
-        )
-        signal.signal(signal.SIGTERM, lambda _number, _frame: worker.leave("SIGTERM"))
-        worker.run()
+        with temporary_folder("vcasgd-worker-") as folder:
+            worker = Worker(
+                settings,
+                options.job,
+                options.worker,
+                machine=options.machine,
+                notices=FileNotices(settings.notice_file) if settings.notice_file else None,
+                gpu=choose_gpu(options.worker),
+                folder=folder,
+            )
+            signal.signal(signal.SIGTERM, lambda _number, _frame: worker.leave("SIGTERM"))
+            worker.run()
     except VcasgdError as error:
         return exit_status(error)
     except Exception:  # noqa: BLE001 - as an interpreter does

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import logging
+import os
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -77,7 +78,7 @@ class Setup:
     raises.
 
     ``leaving()`` is true once the worker has to stop. ``build`` replaces the learner of the job's
-    own task, for measurements.
+    own task, for measurements. The code runs in ``folder``.
     """
 
     def __init__(
@@ -88,8 +89,10 @@ class Setup:
         leaving: Callable[[], bool],
         gpu: OwnGpu,
         build: Callable[[JobRecord], Learner] | None = None,
+        folder: Path | None = None,
     ) -> None:
         self._context = context
+        self._folder = folder
         self._leaving = leaving
         self._gpu = gpu
         self._exchange = exchange
@@ -185,6 +188,13 @@ class Setup:
         return learner
 
     def _load(self, spec: JobSpec, code: Path) -> Task:
+        folder, self._folder = self._folder, None
+        if folder is not None:
+            # Paths are as in the folder of the code, and what it writes there is this worker's:
+            # it may resume from what it finds.
+            for each in code.iterdir():
+                (folder / each.name).symlink_to(each)
+            os.chdir(folder)
         task = load(spec.task, spec.args, code)
         self._status.flops_per_sample = flops_per_sample_of(task)
         self._script = task if isinstance(task, LoopInThread) else None
@@ -285,7 +295,7 @@ class Setup:
             except NotFound as error:
                 raise PackageError(f"package {job.package[:12]} is not in the storage") from error
             unpack(data, job.package, cache)
-        return cache / job.package
+        return cache.absolute() / job.package
 
     # -- first snapshot ----------------------------------------------------------------------------
 
