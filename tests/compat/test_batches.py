@@ -348,6 +348,8 @@ def test_idle_workers_are_named(harness: Harness, tmp_path: Path) -> None:
     assert job.state is JobState.SUCCEEDED, job.reason
     assert job.totals["samples"] == 2 * Normalized.samples
     why = "a part of a batch of 16 samples needs at least 16, because BatchNorm1d 1 normalizes"
-    assert job.notes == (f"1 of 2 workers have work: {why} over the batch",)
+    assert job.notes == (
+        f"1 of 2 workers have work: {why} over the batch; min_local_batch sets another size",
+    )
     (event,) = harness.events(job.id, "batch-undivided")
     assert event["text"] == job.notes[0]

@@ -271,7 +271,8 @@ class JobRecord:
         why = f", because {why}" if (why := self.facts.min_local_batch_why) else ""
         return (
             f"{most} of {self.spec.workers.max} workers have work: a part of a batch of "
-            f"{self.facts.batch_size} samples needs at least {samples}{why}"
+            f"{self.facts.batch_size} samples needs at least {samples}{why}; "
+            "min_local_batch sets another size"
         )
 
     @property
