@@ -395,6 +395,43 @@ def test_constant_parameters_of_a_copy_are_copies(tmp_path: Path) -> None:
     assert kinds_of(facts)["beside:average.1.bias"] is TensorKind.STATISTIC
 
 
+#: A loop that keeps the best weights of its own validation, as many tutorials do.
+BEST = """
+best, least = copy.deepcopy(model.state_dict()), float("inf")
+for epoch in range(2):
+    for batch in session.loader(data, 64):
+        optimizer.zero_grad()
+        task.loss(model, batch).backward()
+        optimizer.step()
+    with torch.no_grad():
+        loss = float(task.loss(model, task.dataset("validation").tensors))
+    if loss < least:
+        least, best = loss, {weights}
+    {used}
+model.load_state_dict(best)
+torch.save(best, "best.pt")
+"""
+
+
+@pytest.mark.parametrize(
+    ("weights", "used", "travels"),
+    [
+        ("copy.deepcopy(model.state_dict())", "pass", False),
+        ("{name: each.clone() for name, each in model.state_dict().items()}", "pass", False),
+        ("copy.deepcopy(model.state_dict())", "best['0.bias'] = 0.9 * best['0.bias']", True),
+        ("{name: (best[name] + each) / 2 for name, each in model.state_dict().items()}", "", True),
+    ],
+)
+def test_weights_that_a_loop_keeps_do_not_travel_but_averages_do(
+    tmp_path: Path, weights: str, used: str, *, travels: bool
+) -> None:
+    loop = BEST.format(weights=weights, used=used)
+
+    facts = facts_of(loop_script(tmp_path, loop, FewPoints)())
+
+    assert Layout.from_json(facts.layout).beside == (["best"] if travels else [])
+
+
 def test_what_a_module_keeps_of_its_last_batch_is_no_state() -> None:
     facts = facts_of(PlainAttributes())
 

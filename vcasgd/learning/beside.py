@@ -12,10 +12,11 @@ Whatever else a few local steps change travels as well, and what stays as it is 
 
 from __future__ import annotations
 
+import ast
 import re
 import sys
 import types
-from collections.abc import Callable, Container, Iterator, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from types import FrameType
@@ -31,6 +32,7 @@ import vcasgd
 from vcasgd.learning.base import parameters_of
 from vcasgd.learning.layout import BESIDE, Layout, TensorKind
 from vcasgd.learning.optimizers import trained_by
+from vcasgd.task.gradient_changes import parsed
 from vcasgd.task.task import Task, is_own
 
 #: Most tensors that are looked at, and levels of containers and objects that they are in.
@@ -169,7 +171,9 @@ class StateSearch:
         trained = {e.name for e in layout.entries if e.kind is TensorKind.PARAMETER}
         tensors = parameters_of(module)
         self._trained = {name: tensors[name] for name in trained}
-        self.beside = Beside(task.variables(), module)
+        kept = _kept_weights(task.source())
+        roots = {name: get for name, get in task.variables().items() if name not in kept}
+        self.beside = Beside(roots, module)
         frozen = {name: each for name, each in tensors.items() if not each.requires_grad}
         adapted = any(map(_ADAPTERS.search, trained))
         self._frozen = {} if adapted else {n: t for n, t in frozen.items() if _is_float(t)}
@@ -240,6 +244,37 @@ class StateSearch:
             for trained, each in self._trained.items()
             if not constant or name.endswith(f".{trained}")
         )
+
+
+def _kept_weights(source: str) -> set[str]:
+    """Return variables that get copies of weights, which code only loads or saves.
+
+    Averages are changed, or computed from themselves.
+    """
+    nodes = list(ast.walk(parsed(source)))
+    calls = (each for each in nodes if isinstance(each, ast.Call))
+    unchanged = {
+        id(part)
+        for call in calls
+        if isinstance(call.func, ast.Attribute) and call.func.attr in ("load_state_dict", "save")
+        for part in ast.walk(call)
+    }
+    kept: set[str] = set()
+    used: set[str] = set()
+    for node in nodes:
+        if isinstance(node, ast.Assign):
+            names = (each.id for each in _names_in(node.targets))
+            (kept if "state_dict" in ast.unparse(node.value) else used).update(names)
+        elif isinstance(node, ast.AugAssign):
+            used |= {each.id for each in _names_in([node.target])}
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load):
+            used |= {node.id} if id(node) not in unchanged else set()
+    return kept - used
+
+
+def _names_in(nodes: Iterable[ast.AST]) -> Iterator[ast.Name]:
+    parts = (part for node in nodes for part in ast.walk(node))
+    return (part for part in parts if isinstance(part, ast.Name))
 
 
 def _owner(name: str) -> str:
