@@ -279,6 +279,20 @@ def test_a_loop_may_set_rates_of_a_group_that_it_has_kept(
     assert set(rates) == {1e-3}
 
 
+def test_a_loop_may_set_rates_by_the_epoch_of_the_job(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rates: list[float] = []
+    monkeypatch.setattr(FewPoints, "rates", rates, raising=False)
+    by_step = "optimizer.param_groups[0]['lr'] = 0.1 * 0.5 ** session.epoch"
+    by_step += "; task.rates.append(optimizer.param_groups[0]['lr'])"
+    task = loop(tmp_path, SGD, "None", by_step)
+
+    simulated(task, 2, epochs=EPOCHS)
+
+    assert set(rates) == {0.1, 0.05}
+
+
 # With eight, a worker has work of one of the epochs only, and so none between them.
 @pytest.mark.parametrize("workers", [4, *extended(1)])
 def test_code_after_each_epoch_runs_once_for_each(workers: int, tmp_path: Path) -> None:

@@ -473,7 +473,7 @@ class BatchLoader:
             raise UserCodeError(
                 "the loop changed the learning rate, which a job sets for each step",
                 remedy="pass schedule=… to the session, a factor for each progress, or compute the "
-                "rate from session.global_step",
+                "rate for each batch from session.global_step or session.epoch",
             )
 
 

@@ -220,7 +220,8 @@ class Session:
 
     @property
     def epoch(self) -> int:
-        """Epoch of the present batch, from 0."""
+        """Epoch of the present batch, from 0. A loop that reads it may set learning rates, too."""
+        self._task.sets_rates = True
         return self._task.place.epoch
 
     @property
