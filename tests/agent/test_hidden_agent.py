@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from support.harness import Process
+from support.children import Process
 from support.waiting import PATIENCE, await_truth
 
 TOKEN = "vcasgd_ann_" + "5" * 64

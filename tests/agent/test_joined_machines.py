@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.children import Process
 from support.counted_job import HELD_SECONDS, CountedJob
-from support.harness import Process
 from support.joinable_stack import Volunteers, joinable_stack
 from support.namespaces import OnePort, one_port
 from support.sandboxes import working_sandbox

@@ -14,7 +14,7 @@ from typing import Any
 
 import psutil
 import pytest
-from support.harness import Process
+from support.children import Process
 from support.processes import read_each, run_program
 from support.sandboxes import FILES, working_sandbox
 from support.waiting import await_truth

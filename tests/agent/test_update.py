@@ -15,8 +15,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
+from support.children import Process
 from support.gateways import RunningGateway, running_gateway
-from support.harness import Process
 from support.processes import run_program
 from support.waiting import await_truth
 from support.wheels import build_own_wheel, rename_wheel, write_wheel

@@ -14,8 +14,9 @@ import httpx
 import psutil
 import pytest
 from support.attackers import ATTACKERS
+from support.children import Process
 from support.counted_job import CountedJob
-from support.harness import Process, worker_credentials
+from support.harness import worker_credentials
 from support.hostile import PAGES, Hostile, readable
 from support.joinable_stack import Volunteers, joinable_stack
 from support.stacks import server_url

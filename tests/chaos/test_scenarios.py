@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.harness import Process as Program
+from support.children import Process as Program
 from support.missing import skip_here
 from support.waiting import PATIENCE, await_truth
 

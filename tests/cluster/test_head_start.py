@@ -9,7 +9,8 @@ from pathlib import Path
 
 import psutil
 import pytest
-from support.harness import Process, RedisServer
+from support.children import Process
+from support.harness import RedisServer
 from support.ports import free_port
 from support.servers import TlsServer, require_binary
 from support.waiting import await_truth

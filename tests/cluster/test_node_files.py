@@ -7,7 +7,7 @@ import signal
 from pathlib import Path
 
 import psutil
-from support.harness import Process
+from support.children import Process
 from support.ports import free_port
 from support.waiting import await_truth
 

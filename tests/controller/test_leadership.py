@@ -9,8 +9,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from support.children import Process
 from support.clocks import SteppingServer
-from support.harness import Process, RedisServer
+from support.harness import RedisServer
 from support.waiting import PATIENCE, await_truth
 
 from vcasgd.controller.fleet.workplaces import Workplaces

@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 from pydantic import SecretStr
-from support.harness import ForkedProcess, RedisServer
+from support.children import ForkedProcess
+from support.harness import RedisServer
 from support.http_servers import LocalServer, QuietHandler
 from support.ports import free_port
 from support.waiting import PATIENCE, await_truth

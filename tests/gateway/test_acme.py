@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from support.children import Process
 from support.gateways import RunningGateway, running_gateway
-from support.harness import Process
 from support.machine_roots import write_root
 from support.missing import skip_here
 from support.ports import free_port, listens

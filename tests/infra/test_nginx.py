@@ -14,7 +14,7 @@ from pathlib import Path
 import httpx
 import pytest
 from support.api_harness import Api
-from support.harness import Process
+from support.children import Process
 from support.missing import skip_here
 from support.ports import free_port, listens
 from support.waiting import PATIENCE, await_truth

@@ -15,8 +15,8 @@ from pathlib import Path
 
 import pytest
 import redis
+from support.children import Process
 from support.fake_google import FakeGoogle, GoogleMachine
-from support.harness import Process
 from support.machine_roots import INFRA
 from support.servers import require_binary
 from support.waiting import PATIENCE, await_truth

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 import torch
-from support.world import HonestWorker, MakeWorld, World, run_to_end
+from support.honest_workers import HonestWorker, run_to_end
+from support.world import MakeWorld, World
 from torch import Tensor
 
 from vcasgd.errors import (

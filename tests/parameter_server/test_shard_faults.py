@@ -13,8 +13,9 @@ import pytest
 import torch
 from support.exact import counts_after
 from support.harness import RedisServer
+from support.honest_workers import HonestWorker, run_to_end
 from support.servers import Fault, Moment, through_proxy
-from support.world import HonestWorker, MakeWorld, World, run_to_end
+from support.world import MakeWorld, World
 
 from vcasgd.errors import SnapshotMissing, StoreUnavailable
 from vcasgd.parameter_server import reports

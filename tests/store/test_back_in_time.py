@@ -11,8 +11,9 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from support.honest_workers import HonestWorker, run_to_end
 from support.shard_links import flush, link_of, settle, submit
-from support.world import HonestWorker, MakeWorld, World, run_to_end
+from support.world import MakeWorld, World
 
 from vcasgd.errors import Fenced, StoreUnavailable
 from vcasgd.store.connection import RedisClient

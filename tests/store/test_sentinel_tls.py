@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import redis
 import trustme
-from support.harness import Process
+from support.children import Process
 from support.ports import free_port
 from support.servers import require_binary
 from support.waiting import PATIENCE, await_truth

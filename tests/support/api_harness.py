@@ -22,7 +22,8 @@ import uvicorn
 from httpx_sse import EventSource, ServerSentEvent
 from safetensors.torch import save
 
-from support.harness import Child, ForkedProcess, Process, RedisServer
+from support.children import Child, ForkedProcess, Process
+from support.harness import RedisServer
 from support.ports import free_port, listens
 from support.waiting import PATIENCE, await_truth
 from vcasgd.api.app import create_app

@@ -14,7 +14,8 @@ from typing import Any
 
 import vcasgd
 from support.api_harness import Api
-from support.harness import ForkedProcess, RedisServer
+from support.children import ForkedProcess
+from support.harness import RedisServer
 from support.ports import free_port, listens
 from support.waiting import PATIENCE, await_truth
 from vcasgd.agent.connection import AgentConnection, GatewayAddress, JoinToken

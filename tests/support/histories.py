@@ -27,8 +27,9 @@ from hypothesis.stateful import (
 )
 
 from support.harness import RedisServer
+from support.honest_workers import HonestWorker, run_to_end
 from support.servers import Fault, Moment, running_server, through_proxy
-from support.world import HonestWorker, World, run_to_end
+from support.world import World
 from vcasgd.errors import Fenced, SnapshotMissing, StoreUnavailable
 from vcasgd.parameter_server.shard import Shard
 from vcasgd.store.connection import RedisClient

@@ -14,7 +14,7 @@ from typing import Any
 import psutil
 import yaml
 
-from support.harness import Process
+from support.children import Process
 from support.namespaces import OnePort
 from support.ports import free_port
 from support.sandboxes import sandbox_options

@@ -20,7 +20,7 @@ from urllib.parse import parse_qs, urlsplit
 
 import yaml
 
-from support.harness import die_with_parent
+from support.children import die_with_parent
 from support.http_servers import LocalServer, QuietHandler
 
 NAMESPACE = "training"

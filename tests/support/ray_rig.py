@@ -17,8 +17,8 @@ from typing import Any
 
 import psutil
 
+from support.children import die_with_parent
 from support.fleet_records import PACKAGE, job_spec
-from support.harness import die_with_parent
 from support.ports import free_port, listens
 from support.processes import is_alive
 from support.waiting import PATIENCE, await_truth

@@ -10,7 +10,8 @@ from typing import Any
 
 import redis
 
-from support.harness import Process, RedisServer
+from support.children import Process
+from support.harness import RedisServer
 from support.ports import free_port
 from support.servers import require_binary
 from support.waiting import PATIENCE, await_truth

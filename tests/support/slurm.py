@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from support.harness import Process
+from support.children import Process
 from support.missing import skip_here
 from support.ports import free_port
 from support.processes import run_program

@@ -15,8 +15,9 @@ from typing import Any
 
 import torch
 
+from support.children import Child
 from support.exact import counts_after
-from support.harness import Child, Harness
+from support.harness import Harness
 from support.waiting import PATIENCE, await_truth
 from vcasgd.learning.length import default_subtasks
 from vcasgd.learning.subtasks import EpochPlan, SampleOrder

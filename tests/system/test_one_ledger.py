@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from support.harness import ForkedProcess, Harness
+from support.children import ForkedProcess
+from support.harness import Harness
 
 from vcasgd.store import keys as names
 from vcasgd.store.ledger.control import DATA_FORMAT, Control

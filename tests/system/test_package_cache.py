@@ -7,7 +7,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from support.harness import Harness, Process
+from support.children import Process
+from support.harness import Harness
 from support.training import TASKS, Training
 from support.waiting import await_truth
 

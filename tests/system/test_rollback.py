@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from support.harness import Child, Harness
+from support.children import Child
+from support.harness import Harness
 from support.training import TASKS
 from support.waiting import await_truth
 
