@@ -172,7 +172,7 @@ def test_a_step_may_have_several_losses(tmp_path: Path, workers: int) -> None:
     assert end == pytest.approx(expected, rel=1e-3)
 
 
-#: A script that reads a file beside it, and resumes from one that it has written.
+#: A script that reads a file beside it, replaces it, and resumes from one that it has written.
 FILES = """
 rates = {line.split()[0]: float(line.split()[1]) for line in open("settings/rates.txt")}
 assert not Path("resume.pt").exists()
@@ -181,6 +181,7 @@ for batch in session.loader(data, 64):
     task.loss(model, batch).backward()
     optimizer.step()
     torch.save(optimizer.state_dict(), "resume.pt")
+    Path("settings/rates.txt").write_text("changed")
 """
 
 
@@ -196,6 +197,8 @@ def test_paths_are_those_of_the_script_and_each_worker_has_its_own(
     _, job = on_workers(harness, tmp_path, "train.py", 2, epochs=1)
 
     assert job.state is JobState.SUCCEEDED, job.reason
+    (kept,) = tmp_path.glob("cache/*/settings/rates.txt")
+    assert kept.read_text() == "first 0.1", "the next job finds what was submitted"
 
 
 #: A loop that sets gradients itself.

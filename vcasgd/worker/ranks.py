@@ -271,7 +271,8 @@ class Ranks:
         ours, theirs = socket.socketpair()
         with theirs:
             numbers = map(str, (theirs.fileno(), os.getpid()))
-            command = [sys.executable, "-m", "vcasgd.worker.rank", *numbers]
+            # Not from the present folder, whose files are the user's.
+            command = [sys.executable, "-P", "-m", "vcasgd.worker.rank", *numbers]
             environment = {
                 **os.environ,
                 "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import logging
 import os
+import shutil
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -191,9 +192,8 @@ class Setup:
         folder, self._folder = self._folder, None
         if folder is not None:
             # Paths are as in the folder of the code, and what it writes there is this worker's:
-            # it may resume from what it finds.
-            for each in code.iterdir():
-                (folder / each.name).symlink_to(each)
+            # it may resume from what it finds, and replace its own files.
+            shutil.copytree(code, folder, dirs_exist_ok=True)
             os.chdir(folder)
         task = load(spec.task, spec.args, code)
         self._status.flops_per_sample = flops_per_sample_of(task)
