@@ -67,6 +67,28 @@ def test_a_silent_cloud_delays_no_decision_about_another_one(
     assert aws.ec2.calls.count("CreateFleet") == 1
 
 
+def test_answers_that_are_not_understood_are_outages(
+    clouds: TwoClouds, jobs: Jobs, aws: AwsBackend
+) -> None:
+    submit(jobs, aws.pool, 1)
+    loop = clouds.controller()
+    aws.ec2.garbled = {"CreateFleet"}
+
+    # A launch that may have happened is retried after a pause.
+    clouds.run(loop, lambda: clouds.control.launches().get(aws.pool))
+    asked = aws.ec2.calls.count("CreateFleet")
+    for _ in range(5):
+        loop.round()
+    assert aws.ec2.calls.count("CreateFleet") <= asked + 1
+    # And no machine counts as lost
+    aws.ec2.garbled = set()
+    clouds.run(loop, lambda: aws.alive() and aws.alive() <= clouds.joined())
+    aws.ec2.garbled = {"DescribeInstances"}
+    for _ in range(3):
+        loop.round()
+    assert clouds.control.machines().keys() == aws.alive()
+
+
 def test_a_controller_that_dies_during_a_launch_leaks_no_machine(
     clouds: TwoClouds, jobs: Jobs, aws: AwsBackend
 ) -> None:
@@ -225,7 +247,7 @@ class TestCloudCalls:
             calls.start(CallKind.REQUEST, provider, name, lambda error=error: fail(error), take)
         calls.start(CallKind.REQUEST, provider, "good", lambda: "good", take)
         with caplog.at_level(logging.WARNING):
-            await_truth(lambda: (calls.collect(), answers and len(caplog.records) == 2)[1])
+            await_truth(lambda: (calls.collect(), answers and len(caplog.records) == 3)[1])
         assert {record.levelname for record in caplog.records} == {"WARNING", "ERROR"}
         assert answers == ["good"]
 

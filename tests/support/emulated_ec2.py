@@ -60,6 +60,8 @@ class EmulatedEc2:
     quotas: dict[str, float] = field(default_factory=dict)
     #: USD per hour by type in the price list; None if it may not be read.
     price_list: dict[str, float] | None = None
+    #: Actions that are answered with the page of a proxy.
+    garbled: set[str] = field(default_factory=set)
     calls: list[str] = field(default_factory=list)
     #: While it is cleared, calls get no answer; ``waiting`` counts them.
     answers: threading.Event = field(default_factory=threading.Event)
@@ -128,6 +130,8 @@ class EmulatedEc2:
                 if wanted == action:
                     del self.refusals[index]
                     return status, _error(code)
+        if action in self.garbled:
+            return 200, "<html>Sign in<br></html>"
         if action == "CreateFleet":
             return self._narrow(form)
         if action == "DescribeSpotPriceHistory":

@@ -18,7 +18,7 @@ from vcasgd.controller import MAX_HAND_IN_SECONDS
 from vcasgd.controller.fleet.cloud_calls import FAILED_BOOT_SECONDS, CallKind, NotLeading
 from vcasgd.controller.fleet.fleet import Fleet
 from vcasgd.controller.fleet.workplaces import is_joined
-from vcasgd.errors import FleetError, SpecError
+from vcasgd.errors import FleetError, SpecError, VcasgdError
 from vcasgd.fleet.observed import Observed
 from vcasgd.fleet.plan import Blame, Launch, StartWorker, StopWorker, Terminate, market_name
 from vcasgd.fleet.plan.purchases import price_of
@@ -168,13 +168,10 @@ class MachineActuator:
 
     def _take_request(self, request: Mapping[str, Any], call: Future[None]) -> None:
         error = call.exception()
-        if error is None or isinstance(error, FleetError):
-            self._finish(request, error)
-            return
-        self._finish(request, FleetError(f"{request['machine']}: {type(error).__name__}"))
-        call.result()
+        assert error is None or isinstance(error, VcasgdError), "see CloudCalls"
+        self._finish(request, error)
 
-    def _finish(self, request: Mapping[str, Any], error: FleetError | None) -> None:
+    def _finish(self, request: Mapping[str, Any], error: VcasgdError | None) -> None:
         if error is not None:
             log.warning("evict %s: %s", request["machine"], error)
         self._fleet.control.finish(request, error)

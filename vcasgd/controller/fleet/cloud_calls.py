@@ -21,6 +21,7 @@ from vcasgd.errors import (
     QuotaExceeded,
     StoreError,
     Throttled,
+    VcasgdError,
 )
 from vcasgd.fleet.observed import Market
 from vcasgd.fleet.plan import Blame, Launch, market_name
@@ -124,7 +125,14 @@ class CloudCalls:
         # It may have waited for a thread for longer than the leadership lasted.
         if kind in CHANGES and not self._leads():
             raise NotLeading("another controller acts")
-        return call()
+        try:
+            return call()
+        except VcasgdError:
+            raise
+        except Exception as error:
+            # Such as an answer that a cloud's library can't read. What was asked may have happened.
+            log.exception("%s", kind)
+            raise CloudUnavailable(f"{kind}: {type(error).__name__}: {error}") from error
 
     def collect(self, wait_seconds: float = 0.0, *kinds: CallKind) -> None:
         """Deliver the results of all calls that are done.
