@@ -284,8 +284,11 @@ def test_ordered_machines_join_under_their_name_and_in_their_pool_only(
 
 
 def test_a_token_needs_a_pool_to_join_and_no_other_one_has_it(gateway: RunningGateway) -> None:
-    for scope, pool in (("join", None), ("read", "volunteers")):
-        with pytest.raises(VcasgdError, match="pool: required with scope join"):
+    for scope, pool, problem in (
+        ("join", None, "is required with scope join .choose from .*volunteers"),
+        ("read", "volunteers", "is only for scope join .leave it out"),
+    ):
+        with pytest.raises(VcasgdError, match=f"pool: {problem}"):
             gateway.token("ann", scope, pool=pool)
 
 

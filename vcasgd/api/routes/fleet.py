@@ -127,7 +127,7 @@ def evict_worker(
 ) -> EvictionRequested:
     """Take the machine that a worker runs on."""
     if all(row.name != worker for row in _workers(services, services.jobs.active())):
-        raise NotFound(f"there is no worker {worker}")
+        raise NotFound(f"there is no worker {worker}", remedy="vcasgd workers lists them")
     # What a worker says about itself doesn't count.
     machine = machine_of(worker)
     if machine not in services.control.machines():

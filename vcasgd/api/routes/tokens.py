@@ -13,6 +13,7 @@ from vcasgd.api.callers import COOKIE, SIGN_IN_SECONDS
 from vcasgd.api.problems import documented
 from vcasgd.api.wheel import install_command
 from vcasgd.errors import NotFound, SpecError, Unauthorized
+from vcasgd.fleet.pools import JOIN
 from vcasgd.schemas.service import (
     CallerView,
     NewToken,
@@ -91,9 +92,13 @@ def create_token(
     services: ServicesDep, caller: CallerDep, response: Response, body: TokenRequest
 ) -> NewToken:
     """Create a token for a user. Only this response contains its secret."""
-    if (body.scope is Scope.JOIN) != (body.pool is not None):
-        raise SpecError("pool: required with scope join, and only allowed with it", field="pool")
     pools = services.control.pools()
+    if body.scope is Scope.JOIN and body.pool is None:
+        joined = sorted(name for name, row in pools.items() if row.get("provider") == JOIN)
+        remedy = f"choose from {', '.join(joined)}" if joined else "add a pool with provider: join"
+        raise SpecError("pool: is required with scope join", remedy=remedy, field="pool")
+    if body.scope is not Scope.JOIN and body.pool is not None:
+        raise SpecError("pool: is only for scope join", remedy="leave it out", field="pool")
     if body.pool is not None and pools and body.pool not in pools:
         raise SpecError(
             f"pool: there is no pool {body.pool}",

@@ -299,10 +299,12 @@ class CheckpointWriter:
         self._jobs.set_checkpoints(
             job.id, {name: each for name, each in listed.items() if name in left}
         )
+        kb = stored.size / 1e3
         self._jobs.event(
             self._job,
             "checkpoint",
-            f"version {stored.version} is stored ({stored.size / 1e6:.1f} MB)",
+            f"version {stored.version} is stored "
+            f"({f'{kb / 1e3:.1f} MB' if kb >= 100 else f'{kb:.1f} kB'})",
             name=stored.name,
             version=stored.version,
         )
