@@ -163,7 +163,7 @@ class JoinedMachines:
             )
         if answer == b"limit":
             raise Conflict(
-                f"{most} machines have joined with the token {token}, which is its limit",
+                f"the token {token} has joined as many machines as it may: {most}",
                 remedy="stop one of them, or ask for a token with a higher --max-machines",
             )
         if answer == b"full":

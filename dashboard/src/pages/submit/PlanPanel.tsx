@@ -106,7 +106,7 @@ function Priced({ plan }: { plan: Plan }) {
         <Figure
           name="Per hour"
           value={isFree(plan) ? "free" : usd(plan.usd_per_hour)}
-          note={`${plan.machines} machines`}
+          note={`${plan.machines} machine${plan.machines === 1 ? "" : "s"}`}
         />
         <Figure
           name="Duration"
