@@ -33,6 +33,7 @@ from torch.optim import Optimizer
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from torch.utils.data import Dataset, TensorDataset
 
+from vcasgd.errors import SpecError
 from vcasgd.learning.beside import Beside
 from vcasgd.learning.layout import Layout, TensorKind
 from vcasgd.store.ledger.job import JobState
@@ -469,6 +470,24 @@ class Centred(Points):
 @pytest.mark.ci
 def test_parameters_of_the_loss_are_in_updates(workers: int) -> None:
     assert_as_plain(Centred, workers, 2)
+
+
+#: A script that replaces its model after it has made the optimizer.
+REPLACED = """
+loader = session.loader(data, 64)
+for batch in loader:
+    optimizer.zero_grad()
+    task.loss(model, batch).backward()
+    optimizer.step()
+"""
+
+
+def test_an_optimizer_of_other_parameters_is_refused(tmp_path: Path) -> None:
+    made = "task.optimizer(model.parameters()); model = copy.deepcopy(model)"
+    task = loop_script(tmp_path, REPLACED, FewPoints, optimizer=made)
+
+    with pytest.raises(SpecError, match="the optimizer trains 4 tensors that aren't in the model"):
+        facts_of(task())
 
 
 class Thawed(Points):

@@ -22,6 +22,7 @@ from vcasgd.learning.length import plan_for
 from vcasgd.learning.local_batch import Division, most_workers
 from vcasgd.learning.local_model import LocalModel, check_same
 from vcasgd.learning.mean_gradients import needs_mean_gradients
+from vcasgd.learning.optimizers import trained_by
 from vcasgd.learning.rules import make_rule
 from vcasgd.learning.sample_content import SampleContent
 from vcasgd.learning.shards import shards_for
@@ -321,9 +322,24 @@ class Findings:
             lambda: self.trial.change_state(),
             lambda: self.trial.change_by_part(),
         )
+        self._check_optimizer()
         # It depends on the size of the model.
         self._plan = None
         self.use_layout()
+
+    def _check_optimizer(self) -> None:
+        """Raise :class:`SpecError` if an optimizer trains what isn't in updates."""
+        whole = self._model.whole
+        known = {id(each) for each in (*whole.parameters(), *whole.buffers())}
+        trained = (each for each in trained_by(self._new_optimizer()) if each.requires_grad)
+        if others := [each for each in trained if id(each) not in known]:
+            raise SpecError(
+                f"task: the optimizer trains {len(others)} tensors that aren't in the model, nor "
+                "in variables of the script or attributes of the task",
+                remedy="make it with the parameters of the model, which can be a ModuleDict of "
+                "several",
+                field="task",
+            )
 
     def _exact_doubles(self) -> tuple[str, ...]:
         """Return the names of the tensors that keep their double precision in versions."""
