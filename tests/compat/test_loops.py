@@ -8,11 +8,19 @@ from pathlib import Path
 
 import pytest
 import torch
-from support.compat import FewPoints, Points, loop_script, on_workers, own_steps, simulated
+from support.compat import (
+    EVALUATION,
+    FewPoints,
+    Points,
+    loop_script,
+    on_workers,
+    own_steps,
+    simulated,
+)
 from support.harness import Harness
 from torch import Tensor
 
-from vcasgd.errors import UserCodeError
+from vcasgd.errors import UserCodeError, VcasgdError
 from vcasgd.store.ledger.job import JobState
 from vcasgd.task.task import Task
 
@@ -199,6 +207,32 @@ def test_paths_are_those_of_the_script_and_each_worker_has_its_own(
     assert job.state is JobState.SUCCEEDED, job.reason
     (kept,) = tmp_path.glob("cache/*/settings/rates.txt")
     assert kept.read_text() == "first 0.1", "the next job finds what was submitted"
+
+
+@pytest.mark.parametrize(
+    ("loop", "evaluation", "message"),
+    [
+        (own_steps("(each for each in data)"), EVALUATION, "is an iterator, .*pass a data set"),
+        (
+            own_steps(),
+            'session.evaluation(task.dataset("validation"))(lambda model, batch: 0.5)',
+            'a float, not a dict .*sums over the batch.*"count"',
+        ),
+        (
+            "noise = torch.zeros(64, 32)\n"
+            + own_steps(changes="noise.normal_(); task.loss(model, [batch[0] + noise, batch[1]])"),
+            EVALUATION,
+            "with a batch of 33 samples .*set min_local_batch",
+        ),
+    ],
+)
+def test_a_usual_mistake_has_a_remedy(
+    tmp_path: Path, loop: str, evaluation: str, message: str
+) -> None:
+    task = loop_script(tmp_path, loop, FewPoints, evaluation=evaluation)
+
+    with pytest.raises(VcasgdError, match=message):
+        simulated(task, 2, epochs=1)
 
 
 #: A loop that sets gradients itself.

@@ -169,16 +169,22 @@ def _evaluation_groups(task: Task, dataset: Dataset[Any]) -> list[range]:
     return [range(length)[cut : cut + size] for cut in range(0, length, size)]
 
 
+#: Remedy for what an evaluation returns.
+_RETURNS = 'return sums over the batch, and its number of samples as "count"'
+
+
 def _metrics(task: Task, model: nn.Module, batch: Any) -> dict[str, float]:
     with user_code("evaluate"):
         sums = task.evaluate(model, batch)
         if not isinstance(sums, Mapping):
-            raise UserCodeError(f"evaluate returned a {type(sums).__name__}, not a dict")
+            raise UserCodeError(
+                f"evaluate returned a {type(sums).__name__}, not a dict", remedy=_RETURNS
+            )
         metrics = {name: float(value) for name, value in sums.items()}
     if "count" not in metrics:
         raise UserCodeError(
             f'evaluate returned no "count", only {", ".join(sorted(metrics)) or "an empty dict"}',
-            remedy='return sums over the batch, and its number of samples as "count"',
+            remedy=_RETURNS,
             metrics=sorted(metrics),
         )
     return metrics

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
@@ -89,6 +89,12 @@ def dataset_of(task: Task, split: str, seed: int, most: int | None = None) -> Da
         raise SpecError(
             f"task: dataset({split!r}) returns a DataLoader",
             remedy="return its data set; batch_size, sampler, and collate of the task do the rest",
+            field="task",
+        )
+    if isinstance(dataset, Iterator) and not isinstance(dataset, Dataset):
+        raise SpecError(
+            f"task: the data set of {split!r} is an iterator, which can be read once",
+            remedy="pass a data set, whose __iter__ returns a new one each time",
             field="task",
         )
     if not is_stream(dataset):

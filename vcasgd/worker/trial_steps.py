@@ -14,7 +14,7 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.utils.data import Dataset
 
-from vcasgd.errors import NonFiniteLoss, VcasgdError
+from vcasgd.errors import NonFiniteLoss, UserCodeError, VcasgdError
 from vcasgd.learning.bad_samples import BadSamples
 from vcasgd.learning.base import as_real, buffers_of
 from vcasgd.learning.batch_source import BatchSource, SampleRange
@@ -100,8 +100,16 @@ class TrialSteps:
         # Of an odd number, micro-batches have another size, too.
         part = self.plan.samples % size if self.spec.workers.max == 1 else size // 2 | 1
         if part:
-            part = max(part, self.task.min_local_batch or MIN_BATCH)
-            self._load_and_train(0, min(part, self.plan.size(0)))
+            part = min(max(part, self.task.min_local_batch or MIN_BATCH), self.plan.size(0))
+            try:
+                self._load_and_train(0, part)
+            except UserCodeError as error:
+                error.message += f", with a batch of {part} samples"
+                error.remedy = error.remedy or (
+                    "let the code take batches of other sizes, or set min_local_batch to the size "
+                    "of a batch, so that one worker trains whole ones"
+                )
+                raise
 
     def kinds_of(self, state: nn.Module, names: list[str]) -> BufferKinds:
         """Return how versions merge the buffers ``names`` of ``state``, all that a step changes."""
