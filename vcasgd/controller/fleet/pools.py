@@ -198,6 +198,8 @@ class PoolRegistry:
             )
 
     def _write_used(self) -> None:
+        if not self._settings.home_path.is_dir():
+            return  # There is no stack that could end.
         used = {"cluster": self._settings.cluster, "pools": self._stored}
         try:
             write_private(self._settings.home_path / USED_POOLS, json.dumps(used))
