@@ -154,7 +154,7 @@ class TestTransitions:
             if state in allowed | {to}:
                 assert command(job).state is to
             else:
-                with pytest.raises(Conflict, match=f"is {state}"):
+                with pytest.raises(Conflict, match=state.phrase):
                     command(job)
                 assert jobs.get(job).state is state
 

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
+import signal
 import sys
-
-#: Exit status after Ctrl-C; a shell reports the same for SIGINT.
-INTERRUPTED = 130
 
 
 def main() -> None:
@@ -16,4 +14,5 @@ def main() -> None:
 
         app(prog_name="vcasgd")
     except KeyboardInterrupt:
-        sys.exit(INTERRUPTED)
+        # As a shell reports the end by this signal.
+        sys.exit(128 + signal.SIGINT)

@@ -11,12 +11,12 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from vcasgd.cli import INTERRUPTED
 from vcasgd.cli.follow import event_line, log_line, statuses
 from vcasgd.cli.follow import follow as show_progress
 from vcasgd.cli.jobfile import load_job, show_warnings
 from vcasgd.cli.money import Changes, FinishBy, Within, confirm, deadline_changes
 from vcasgd.cli.output import (
+    INTERRUPTED,
     Columns,
     JobName,
     Json,

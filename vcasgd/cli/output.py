@@ -47,6 +47,9 @@ class PlainConsole(Console):
                 yield Segment(printable(segment.text), segment.style)
 
 
+#: Exit status after Ctrl-C; a shell reports the same for SIGINT.
+INTERRUPTED = 130
+
 out = PlainConsole()
 err = PlainConsole(stderr=True)
 

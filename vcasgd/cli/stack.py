@@ -14,8 +14,8 @@ import typer
 from rich.console import Console
 
 from vcasgd import stack
-from vcasgd.cli import INTERRUPTED
 from vcasgd.cli.output import (
+    INTERRUPTED,
     Columns,
     Json,
     Token,

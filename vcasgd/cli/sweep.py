@@ -10,10 +10,10 @@ from typing import Annotated, Any, Literal
 import typer
 from pydantic import ValidationError
 
-from vcasgd.cli import INTERRUPTED
 from vcasgd.cli.jobfile import load_job, show_warnings
 from vcasgd.cli.money import Changes, confirm
 from vcasgd.cli.output import (
+    INTERRUPTED,
     Columns,
     Json,
     Token,

@@ -7,7 +7,6 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from types import MappingProxyType
 from typing import Any
 
 from vcasgd.controller.fleet.machine_timeline import TimelineRecorder
@@ -62,11 +61,11 @@ class KnownMachines:
 
     @classmethod
     def without_ledger(
-        cls, home: StackHome, machines: Mapping[str, str] = MappingProxyType({})
+        cls, home: StackHome, machines: Mapping[str, str] | None = None
     ) -> KnownMachines:
         """Return what the controller wrote into the home."""
         cluster, pools = used_pools(home.path)
-        return cls(pools, machines, cluster)
+        return cls(pools, machines or {}, cluster)
 
     @classmethod
     def read(cls, home: StackHome, ledger_url: str) -> KnownMachines:
