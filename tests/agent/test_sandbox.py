@@ -28,7 +28,7 @@ from vcasgd.cli.output import PlainConsole
 from vcasgd.errors import SpecError, StackError
 from vcasgd.machine.workers import MAX_LOG_BYTES
 from vcasgd.schemas.joining import OrderView
-from vcasgd.worker.shell import NETWORK_REMEDY
+from vcasgd.worker.job_environment import NETWORK_REMEDY
 
 
 def run_inside(
@@ -192,7 +192,7 @@ class TestNetwork:
 
     def test_a_command_that_fails_for_want_of_a_network_names_the_remedy(self) -> None:
         code = (
-            "import pathlib; from vcasgd.worker.shell import run_command; "
+            "import pathlib; from vcasgd.worker.job_environment import run_command; "
             "run_command(['false'], 'requirements', pathlib.Path(), {}, 60, lambda: None, 0)"
         )
         folder = Path(__file__).parents[2] / "vcasgd"

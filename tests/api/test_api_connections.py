@@ -33,7 +33,7 @@ from vcasgd.limits import (
     MAX_STREAMS_PER_TOKEN,
     MAX_UPLOADS_PER_TOKEN,
 )
-from vcasgd.schemas.orders import WorkerOrder
+from vcasgd.schemas.fleet import WorkerOrder
 from vcasgd.store.ledger.machines import WorkerOrders
 
 #: More than the buffers of a connection hold.

@@ -17,8 +17,8 @@ from support.waiting import PATIENCE, await_truth
 from vcasgd.controller.fleet.workplaces import Workplaces
 from vcasgd.controller.leadership import Leadership
 from vcasgd.errors import Fenced, StoreError
+from vcasgd.schemas.fleet import WorkerOrder
 from vcasgd.schemas.joining import JoinRequest
-from vcasgd.schemas.orders import WorkerOrder
 from vcasgd.settings import Settings
 from vcasgd.store.connection import RedisClient, connect
 from vcasgd.store.keys import CONTROLLER

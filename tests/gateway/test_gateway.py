@@ -31,8 +31,8 @@ from vcasgd.errors import (
     VcasgdError,
 )
 from vcasgd.gateway.relay import ACCEPTED, pin_of
+from vcasgd.schemas.fleet import WorkerOrder
 from vcasgd.schemas.joining import JoinRequest, ReportBody, WorkerReport
-from vcasgd.schemas.orders import WorkerOrder
 from vcasgd.store import keys as names
 from vcasgd.store.ledger.machines import JoinedMachines, WorkerOrders
 

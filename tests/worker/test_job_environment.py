@@ -16,9 +16,8 @@ from vcasgd.errors import SetupFailed
 from vcasgd.local_files import hold_lock
 from vcasgd.spec.job import JobSpec
 from vcasgd.worker import job_environment
-from vcasgd.worker.job_environment import COMPLETE, JobEnvironment
+from vcasgd.worker.job_environment import COMPLETE, JobEnvironment, run_command
 from vcasgd.worker.leases import WorkInterrupted
-from vcasgd.worker.shell import run_command
 
 PACKAGE = "0" * 64
 OFFLINE = "--no-index\n--find-links wheels\n"

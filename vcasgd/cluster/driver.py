@@ -28,7 +28,7 @@ from vcasgd.cluster.commands import (
 from vcasgd.errors import ClusterError
 from vcasgd.fleet.notices import NOTICE_FILE_VARIABLE, FileNotices
 from vcasgd.machine.workers import WorkerProcess, WorkerSet
-from vcasgd.schemas.orders import WorkerOrder
+from vcasgd.schemas.fleet import WorkerOrder
 from vcasgd.threads import DaemonThreads
 
 T = TypeVar("T")
@@ -306,7 +306,7 @@ class Runner:
     def follow(self, orders: str | None) -> str:
         """Run the workers of these orders, or go on; return the report of the machine.
 
-        Both are JSON: a list of :class:`~vcasgd.schemas.orders.WorkerOrder`, and a
+        Both are JSON: a list of :class:`~vcasgd.schemas.fleet.WorkerOrder`, and a
         :class:`~vcasgd.store.ledger.machines.MachineReport`.
         """
         if orders is not None:

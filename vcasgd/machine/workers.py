@@ -18,7 +18,7 @@ from typing import Generic, TypeVar
 from vcasgd.child_process import kill
 from vcasgd.fork_server import CANNOT_FORK, ForkedCommand
 from vcasgd.logging import last_lines
-from vcasgd.schemas.orders import WorkerOrder
+from vcasgd.schemas.fleet import WorkerOrder
 from vcasgd.worker_names import machine_of
 
 #: Bytes of a log that are kept on the disk; then it begins again.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 
 from vcasgd.printable import printable
 from vcasgd.schemas.base import LARGEST_NUMBER, Count, Name, Number, RequestBody, Row, Schema
@@ -370,3 +370,18 @@ class StreamMessage(Schema):
     id: str = Field(description="Position in the stream; pass it as `after` to resume there.")
     type: Literal["job", "fleet", "machines", "store", "event"]
     data: JobBrief | FleetBrief | MachinesBrief | StoreBrief | JobEventRow
+
+
+class WorkerOrder(BaseModel):
+    """A worker that a machine of any provider has to run.
+
+    ``start`` differs for each start of its process.
+    """
+
+    model_config = ConfigDict(frozen=True)
+
+    worker: str
+    start: str
+    job: str
+    #: Environment of the process, which contains credentials.
+    env: dict[str, str] = Field(repr=False)

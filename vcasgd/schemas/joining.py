@@ -8,7 +8,7 @@ from pydantic import AfterValidator, Field
 
 from vcasgd.printable import printable
 from vcasgd.schemas.base import RequestBody, Schema
-from vcasgd.schemas.orders import WorkerOrder
+from vcasgd.schemas.fleet import WorkerOrder
 
 #: Most workers of one machine, and letters of the reason for which one has ended. The ledger keeps
 #: the last report of each machine.

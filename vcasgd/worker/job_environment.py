@@ -12,11 +12,16 @@ import importlib
 import json
 import os
 import shutil
+import signal
 import site
+import socket
+import subprocess
 import sys
 import sysconfig
+import tempfile
+import time
 import venv
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from importlib.metadata import Distribution, PackageNotFoundError, distribution, distributions
 from pathlib import Path
 
@@ -25,13 +30,13 @@ from packaging.utils import canonicalize_name
 
 from vcasgd.errors import SetupFailed
 from vcasgd.local_files import default_cache_folder, hold_lock
+from vcasgd.logging import last_lines
 from vcasgd.printable import hide
 from vcasgd.settings import Settings
 from vcasgd.spec.job import JobSpec
 from vcasgd.store.acl import lease_pass
 from vcasgd.store.ledger.job_secrets import receive_secrets
 from vcasgd.worker import WorkerContext
-from vcasgd.worker.shell import run_command
 
 #: Most seconds that the packages take, and the setup commands together.
 INSTALL_SECONDS = SETUP_SECONDS = 1800.0
@@ -43,6 +48,14 @@ COMPLETE = "vcasgd-complete"
 PLATFORM = "vcasgd"
 #: Its extra with what trains.
 WORKER_EXTRA = "worker"
+#: Lines of the output that an error shows.
+SHOWN_LINES = 40
+POLL_SECONDS = 0.1
+#: In a sandbox (:mod:`vcasgd.agent.sandbox`), only the stack is reached.
+NETWORK_REMEDY = (
+    "this machine lets jobs reach only the stack; if the command needs more, use another pool, or "
+    "have the owner start the machine with vcasgd join --allow-network"
+)
 
 
 def set_variables(context: WorkerContext, spec: JobSpec, on_progress: Callable[[], None]) -> None:
@@ -220,3 +233,56 @@ def _needed_by(root: Distribution) -> dict[str, str]:
             left.append(needed)
         extras = ("",)
     return found
+
+
+# -- commands that run in bounded time -------------------------------------------------------------
+
+
+def run_command(
+    argv: Sequence[str],
+    what: str,
+    cwd: Path,
+    env: Mapping[str, str],
+    seconds: float,
+    on_progress: Callable[[], None],
+    inherited: int,
+) -> None:
+    """Run a command, and kill its process group after ``seconds``.
+
+    ``what`` is the field of the job file that asks for it. ``on_progress`` is called all the time;
+    if it raises, the command is killed. The command inherits the file descriptor ``inherited``.
+    Raises :class:`SetupFailed` with the last lines of the output.
+    """
+    with tempfile.NamedTemporaryFile() as output:
+        process = subprocess.Popen(
+            argv,
+            cwd=cwd,
+            env=dict(env),
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            process_group=0,
+            pass_fds=(inherited,),
+        )
+        deadline, ended = time.monotonic() + seconds, False
+        try:
+            while not (ended := _has_ended(process.pid)) and time.monotonic() < deadline:
+                on_progress()
+                time.sleep(POLL_SECONDS)
+        finally:
+            # Also what the command has left running.
+            os.killpg(process.pid, signal.SIGKILL)
+            status = process.wait()
+        if not ended or status:
+            has_network = any(name != "lo" for _, name in socket.if_nameindex())
+            how = f"ended with status {status}" if ended else f"took more than {seconds:.0f} s"
+            raise SetupFailed(
+                f"{what}: the command {how}",
+                remedy=None if has_network else NETWORK_REMEDY,
+                traceback="\n".join(last_lines(Path(output.name), SHOWN_LINES)),
+            )
+
+
+def _has_ended(pid: int) -> bool:
+    """Return True if a child has ended. It stays a zombie, so its group keeps its number."""
+    return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None

@@ -16,6 +16,7 @@ from vcasgd.errors import Conflict, JobUnreadable, NotFound, SpecError, VersionD
 from vcasgd.fleet.pools import JOIN as JOIN_PROVIDER
 from vcasgd.fleet.pools import ORDERED_PROVIDERS
 from vcasgd.fleet.providers.joining import pool_of_ordered
+from vcasgd.schemas.fleet import WorkerOrder
 from vcasgd.schemas.joining import (
     MACHINE_SECRET,
     MIN_MACHINE_SECRET,
@@ -25,7 +26,6 @@ from vcasgd.schemas.joining import (
     ReportBody,
     ReportView,
 )
-from vcasgd.schemas.orders import WorkerOrder
 from vcasgd.store.admission import LEDGER, tensors_service
 from vcasgd.store.ledger.control import Control
 from vcasgd.store.ledger.jobs import Jobs

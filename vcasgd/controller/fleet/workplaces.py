@@ -21,9 +21,8 @@ from vcasgd.fleet.notices import Notice, NoticeKind
 from vcasgd.fleet.observed import WorkerView
 from vcasgd.fleet.providers.joining import JoinedFleet
 from vcasgd.logging import bound, isolated
-from vcasgd.schemas.fleet import Machine, MachineState
+from vcasgd.schemas.fleet import Machine, MachineState, WorkerOrder
 from vcasgd.schemas.joining import WorkerReport
-from vcasgd.schemas.orders import WorkerOrder
 from vcasgd.settings import Settings
 from vcasgd.steady_time import steady_time
 from vcasgd.store.connection import RedisClient

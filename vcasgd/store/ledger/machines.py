@@ -15,9 +15,8 @@ from typing import Literal, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from vcasgd.errors import Conflict
-from vcasgd.schemas.fleet import Machine, MachineState
+from vcasgd.schemas.fleet import Machine, MachineState, WorkerOrder
 from vcasgd.schemas.joining import JoinRequest, WorkerReport
-from vcasgd.schemas.orders import WorkerOrder
 from vcasgd.spec.hardware import Hardware
 from vcasgd.steady_time import boot_time
 from vcasgd.store import keys as names
