@@ -13,7 +13,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from support.processes import read_each
+from support.processes import is_alive, read_each
 from support.servers import KINDS, require_binary
 from support.stacks import FOREGROUND, OLD_SERVER, REDIS, StackHarness, program
 from support.waiting import await_truth
@@ -101,7 +101,7 @@ def test_up_that_is_interrupted_before_the_stack_exists_leaves_no_process(
     assert process.returncode == 130
     assert "Traceback" not in error
     # A stack that was there already goes on.
-    assert starting.is_running() is False
+    await_truth(lambda: not is_alive(starting.pid))
     assert is_running(stack.home) is ("the stack goes on starting" in error)
 
 

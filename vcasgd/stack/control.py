@@ -102,7 +102,9 @@ def up(
     """
     home = _free_home(settings)
     with _on_full_disk(home):
-        process = _spawn(settings, home, ["--detach", "--parts", ",".join(names)])
+        arguments = ["--detach", "--parts", ",".join(names)]
+        # It may be interrupted before it knows the process.
+        process = _spawn(settings, home, arguments, die_with_parent(signal.SIGKILL))
         try:
             status: int | None = process.wait(SPAWN_SECONDS)
         except subprocess.TimeoutExpired:
