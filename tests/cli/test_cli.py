@@ -167,7 +167,7 @@ def test_submit_names_the_invalid_field_of_a_job_file(
 
 def test_wrong_arguments_of_submit_are_explained(run: Run, job_file: Path) -> None:
     script = job_file.with_name("train.py")
-    assert_refused(run("submit", script), "is a script, no job file", "task: train.py")
+    assert_refused(run("submit", script), "is a script, not a job file", "task: train.py")
     for option, problem in (("--within", "is not a duration"), ("--finish-by", "must be a time")):
         result = run("submit", job_file, option, "soon")
         assert result.exit_code == 2

@@ -10,6 +10,7 @@ import os
 import signal
 import subprocess
 import sys
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from functools import cache
 from multiprocessing import forkserver
@@ -29,15 +30,15 @@ FORKS.set_forkserver_preload(
 PR_SET_PDEATHSIG = 1
 
 
-class Child:
+class Child(ABC):
     """A process in its own group; always killed at the end."""
 
     pid: int
 
     @property
+    @abstractmethod
     def status(self) -> int | None:
         """The exit status, as in :attr:`subprocess.Popen.returncode`."""
-        raise NotImplementedError
 
     @property
     def alive(self) -> bool:

@@ -48,7 +48,7 @@ class FakeKubernetes(LocalServer):
         self.lock = threading.RLock()
         self._pods: dict[str, Json] = {}
         self._most_pods: int | None = None
-        #: Where creations and deletions meet others before they are carried out.
+        #: Barrier at which creations and deletions wait, to show how many run at the same time.
         self.meeting: threading.Barrier | None = None
         self.kubeconfig = self.write_kubeconfig(folder / "kubeconfig", self.token)
 

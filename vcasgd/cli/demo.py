@@ -148,7 +148,7 @@ def demo(
     nothing behind except the model.
     """
     model = model.absolute()
-    # Not first after minutes of training.
+    # An error here comes before minutes of training.
     model.parent.mkdir(parents=True, exist_ok=True)
     # A signal is only noted, so setup and cleanup always run to completion.
     signals = LeaveSignals()

@@ -25,7 +25,7 @@ def load_job(path: Path, changes: Sequence[str] = ()) -> JobSpec:
         path = path / "job.yaml"
     if path.suffix == ".py":
         raise SpecError(
-            f"{path} is a script, no job file",
+            f"{path} is a script, not a job file",
             remedy=f"name a job.yaml with name, epochs, and task: {path.name}",
             field="file",
         )

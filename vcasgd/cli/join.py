@@ -117,7 +117,7 @@ def join(
     hide_process()
     settings = load_settings()
     if token is None and settings.token is None:
-        raise Unauthorized("no token", remedy="set VCASGD_TOKEN to that of token create --join")
+        raise Unauthorized("no token", remedy="set VCASGD_TOKEN to a token of vcasgd token create")
     text = token or settings.required("token")
     os.environ.pop(_TOKEN, None)
     for name in set(pass_env or ()) - set(os.environ):

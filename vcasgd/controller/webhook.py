@@ -35,7 +35,7 @@ FIRST_PAUSE, MAX_PAUSE = 1.0, 15.0
 MAX_AGE_SECONDS = 3600.0
 #: Events that are read at a time.
 MAX_EVENTS = 200
-#: Seconds after the end of a job in which it has its last events.
+#: Seconds after the end of a job in which its last events are written.
 LAST_EVENTS_SECONDS = 3600.0
 #: Responses after which another attempt may succeed, besides those from 500.
 _RETRIED = (408, 425, 429)

@@ -90,7 +90,7 @@ class BatchLoader:
         #: Sum of the losses of the present batch, and the factor of its gradient.
         self._loss: Tensor | None = None
         self._weight = 1.0
-        #: What the loop has computed a gradient of first, without ``backward``.
+        #: First scalar that the loop passed to ``torch.autograd.grad`` for the present batch.
         self._differentiated: Tensor | None = None
         #: The last loss that was scaled, after and before, and what returns its factor.
         self._scaled: tuple[Tensor, Tensor, Callable[[], float]] | None = None

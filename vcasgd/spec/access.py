@@ -22,7 +22,7 @@ NAME_PATTERN = described(
 #: Pattern of the name of a pool. It is used in tags, in labels, and in ids of machines.
 POOL_PATTERN = described(
     r"^[a-z]([a-z0-9-]{0,38}[a-z0-9])?$",
-    "a lowercase letter, up to 39 more and digits, and dashes between them",
+    "up to 40 lowercase letters, digits, and dashes; first a letter, and no dash at the end",
 )
 #: Largest limit of machines; far above any fleet.
 MAX_MACHINES = 1_000_000

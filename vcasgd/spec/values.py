@@ -26,12 +26,12 @@ class StrictModel(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
 
-#: What text of a pattern is, for people.
+#: Descriptions of patterns, which error messages show instead of the regular expressions.
 PATTERNS: dict[str, str] = {}
 
 
 def described(pattern: str, words: str) -> str:
-    """Return a pattern, after ``must be`` of whose errors ``words`` say what has it."""
+    """Return a pattern whose errors say that the text must be ``words``."""
     PATTERNS[pattern] = words
     return pattern
 

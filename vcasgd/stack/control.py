@@ -103,7 +103,7 @@ def up(
     home = _free_home(settings)
     with _on_full_disk(home):
         arguments = ["--detach", "--parts", ",".join(names)]
-        # It may be interrupted before it knows the process.
+        # This process may be interrupted before it knows the new one.
         process = _spawn(settings, home, arguments, die_with_parent(signal.SIGKILL))
         try:
             status: int | None = process.wait(SPAWN_SECONDS)

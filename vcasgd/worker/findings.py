@@ -195,7 +195,7 @@ class Findings:
             state=self._model.whole,
             optimizer=self._new_optimizer() if task.makes_steps else None,
         )
-        # Ranks don't multiply a sum, and a loop divides those of micro-batches.
+        # Ranks apply no ``loss_factor``, and a loop divides the losses of micro-batches itself.
         single = size == batch_size_of(task) and task.batches_per_step == 1
         if found.sums and single and spec.workers.gpus == 1:
             return replace(division_of(task, module), sums=True)

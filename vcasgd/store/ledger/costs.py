@@ -19,7 +19,7 @@ from vcasgd.store.keys import LedgerKeys
 BOOKINGS_AT_ONCE = 500
 #: Field of a job's costs with its clock: until when they include its machines (Unix seconds).
 CLOCK = "clock"
-#: Measured workloads that are kept; jobs with names of their own would fill the ledger in years.
+#: Measured workloads that are kept; otherwise, each new name of a job would stay in the ledger.
 MAX_WORKLOADS = 10_000
 
 
