@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import io
-import itertools
 import json
 import os
 import pty
@@ -14,59 +12,22 @@ import sys
 import termios
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from click.testing import Result
-from rich.console import Console
 from support.api_harness import Api
+from support.command_line import JOB_FILE, Run, stdout_of
 from support.fleet_records import machine_row
 from support.lines import printed
-from support.waiting import PATIENCE, await_truth
-from typer.testing import CliRunner
+from support.waiting import PATIENCE
 
 import vcasgd
-from vcasgd.cli.commands import app
-from vcasgd.cli.follow import follow as show_progress
-from vcasgd.cli.follow import statuses
 from vcasgd.cli.output import open_client
 from vcasgd.errors import CloudDenied, Unauthorized, VcasgdError
 from vcasgd.stack import PartState, StackHome, StackPhase, StackState
-from vcasgd.store.ledger.job import JobState
-
-Run = Callable[..., Result]
-
-JOB_FILE = """
-name: digits
-task: train:Digits
-epochs: 2
-workers: {pools: [local]}
-subtasks_per_epoch: 5
-"""
-
-
-@pytest.fixture
-def bare(home: Path) -> Run:
-    return lambda *words: CliRunner().invoke(app, [str(word) for word in words])
-
-
-@pytest.fixture
-def run(bare: Run, api: Api, monkeypatch: pytest.MonkeyPatch) -> Run:
-    monkeypatch.setenv("VCASGD_API_URL", api.url)
-    monkeypatch.setenv("VCASGD_TOKEN", api.token)
-    monkeypatch.setenv("VCASGD_PACKAGE_LIMIT_MB", "1")
-    return bare
-
-
-@pytest.fixture
-def job_file(tmp_path: Path) -> Path:
-    folder = tmp_path / "project"
-    folder.mkdir()
-    (folder / "train.py").write_text("class Digits: ...\n")
-    (folder / "job.yaml").write_text(JOB_FILE)
-    return folder / "job.yaml"
 
 
 def assert_refused(result: Result, *words: str) -> str:
@@ -77,11 +38,6 @@ def assert_refused(result: Result, *words: str) -> str:
     for word in words:
         assert word in result.stderr
     return result.stderr
-
-
-def stdout_of(result: Result) -> str:
-    assert result.exit_code == 0, result.output
-    return result.stdout
 
 
 def parsed(result: Result) -> Any:
@@ -468,15 +424,6 @@ def test_download_writes_the_model(run: Run, api: Api, tmp_path: Path) -> None:
     assert_refused(run("download", job, "--to", new / "model.safetensors"), "folder.safetensors")
 
 
-# -- following ----------------------------------------------------------------------------------
-
-
-def after(seconds: float, action: Callable[[], object]) -> threading.Timer:
-    timer = threading.Timer(seconds, action)
-    timer.start()
-    return timer
-
-
 def test_an_argument_without_args_is_explained(run: Run, job_file: Path) -> None:
     job_file.write_text(JOB_FILE + "args: {lr: 1e-3}\n")
 
@@ -491,19 +438,6 @@ def test_an_argument_without_args_is_explained(run: Run, job_file: Path) -> None
     ):
         refused = run("submit", job_file, "--set", change)
         assert_refused(refused, f"changed by {change}", remedy)
-
-
-def test_follow_ends_with_the_job(run: Run, api: Api) -> None:
-    job = api.submit()
-    api.start_job(job)
-    timer = after(0.7, lambda: api.finish(job))
-
-    text = stdout_of(run("follow", job))
-
-    timer.join()
-    assert "job-running: started" in text
-    assert "job-succeeded: it succeeded" in text
-    assert f"{job} succeeded after" in text.splitlines()[-1]
 
 
 def test_every_list_shows_the_metrics_of_a_job_without_accuracy(run: Run, api: Api) -> None:
@@ -592,53 +526,6 @@ def test_several_jobs_are_cancelled_and_deleted(run: Run, api: Api) -> None:
     assert {row["id"] for row in parsed(run("jobs", "--json"))} == {over, running, other}
 
 
-def test_follow_prints_the_reason_and_traceback_of_a_failed_job(run: Run, api: Api) -> None:
-    job = api.submit()
-    trace = 'Traceback (most recent call last):\n  File "train.py", line 1\nValueError: [red]'
-    api.finish(job, JobState.FAILED, traceback=trace)
-
-    result = run("follow", job)
-
-    assert result.exit_code == 1
-    assert f"error: job {job} has failed: it failed" in result.stderr
-    assert trace in result.stderr
-    assert trace in run("show", job).stderr
-
-
-def test_submit_with_follow_exits_with_the_result_and_prints_only_json(
-    run: Run, api: Api, job_file: Path
-) -> None:
-    timer = after(0.0, lambda: api.finish(await_truth(api.jobs.active)[0], JobState.CANCELLED))
-    result = run("submit", job_file, "--follow", "--json")
-    timer.join()
-    assert result.exit_code == 1
-    job = json.loads(result.stdout)["id"]
-    assert f"job {job} is cancelled: it cancelled" in result.stderr
-
-
-def test_ctrl_c_stops_following_but_not_the_job(api: Api) -> None:
-    job = api.submit()
-    api.start_job(job)
-    command = [sys.executable, "-m", "vcasgd.cli", "follow", job]
-    with subprocess.Popen(
-        command,
-        env={**os.environ, **api.env, "PYTHONUNBUFFERED": "1"},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        # Background jobs of a shell ignore SIGINT, and so would this process.
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
-    ) as process:
-        while "job-running" not in process.stdout.readline():
-            assert process.poll() is None
-        process.send_signal(signal.SIGINT)
-        _, stderr = process.communicate(timeout=PATIENCE)
-    assert process.returncode == 130
-    assert f"job {job} keeps running; follow it again with: vcasgd follow {job}" in stderr
-    assert "Traceback" not in stderr
-    assert api.jobs.get(job).state == "running"
-
-
 def test_ctrl_c_while_the_command_starts_shows_no_traceback(home: Path) -> None:
     # It says of each module that it has imported, which most of the start consists of.
     command = [sys.executable, "-X", "importtime", "-m", "vcasgd.cli", "jobs"]
@@ -654,36 +541,6 @@ def test_ctrl_c_while_the_command_starts_shows_no_traceback(home: Path) -> None:
         _, stderr = process.communicate(timeout=PATIENCE)
     assert "Traceback" not in stderr
     assert process.returncode == 130
-
-
-def test_a_terminal_shows_figures_below_the_events_and_no_silent_workers(api: Api) -> None:
-    job = api.submit()
-    api.start_job(job)
-    now = time.time()
-    api.leases(job, "old").renew({"at": now - 60, "machine": "i-1"}, [])
-    api.leases(job, "new").renew({"at": now, "machine": "i-2"}, [])
-    api.account(job, 4, 1, updates=4, applied=100, staleness_mean=1.5, staleness_max=3)
-    console = Console(file=io.StringIO(), force_terminal=True, width=160)
-
-    with api.client() as client:
-        found = statuses(client, job)
-        first = next(found)
-        api.finish(job)
-        view = show_progress(itertools.chain([first], found), console)
-
-    assert view.state == "succeeded"
-    text = console.file.getvalue()
-    for word in ("epoch 2/2 (50%)", "staleness 1.5", "workers 1", "job-running", "job-succeeded"):
-        assert word in text
-
-
-def test_follow_says_that_machines_boot_until_a_worker_starts(api: Api) -> None:
-    job = api.submit()
-    api.jobs.set_waiting({job: {"text": "2 machines are booting"}})
-    with api.client() as client:
-        assert "starting: 2 machines are booting" in str(next(statuses(client, job)))
-        api.leases(job).renew({"at": time.time(), "machine": "i-1", "doing": "starting"}, [])
-        assert "booting" not in str(next(statuses(client, job)))
 
 
 def test_tokens_are_created_listed_and_revoked(run: Run, api: Api) -> None:
