@@ -2,22 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 from support.controllers import Cloud, Controllers
 from support.fleet_records import NOW, PACKAGE, events_of, job_spec, machine
 from support.work import calls_of
 
 from vcasgd.controller.fleet.costs import CostLedger
-from vcasgd.controller.fleet.machine_timeline import (
-    MachinePhase,
-    MachineTimeline,
-    Sighting,
-    Span,
-    advance,
-)
+from vcasgd.controller.fleet.machine_timeline import Sighting, advance
 from vcasgd.fleet.costs import report
+from vcasgd.schemas.history import SpanView, TimelineView
 from vcasgd.spec.job import JobState
 from vcasgd.store.connection import RedisClient
 from vcasgd.store.ledger.control import Control
@@ -87,12 +80,14 @@ def test_all_losses_are_recorded_once(
 
 
 def test_work_for_replacements_grows_with_their_number_and_not_its_square() -> None:
-    def replaced(count: int) -> tuple[dict[str, MachineTimeline], dict[str, Sighting]]:
-        shown = MachineTimeline("east", "a", "small", True, 1.0)
-        spans = (Span(MachinePhase.RUNNING, 0.0, 100.0), Span(MachinePhase.DEAD, 100.0))
-        timelines = {f"old-{at}": replace(shown, spans=spans, lost=True) for at in range(count)}
+    def replaced(count: int) -> tuple[dict[str, TimelineView], dict[str, Sighting]]:
+        ran = SpanView(state="running", since=0.0, until=100.0)
+        died = SpanView(state="dead", since=100.0, until=None)
         one = machine("new", launched_at=101.0)
-        new = {f"new-{at}": (one, MachinePhase.BOOTING) for at in range(count)}
+        shown = {**vars(one), "machine": "old", "spans": [ran, died], "lost": True}
+        lost = TimelineView.model_validate(shown)
+        timelines = {f"old-{at}": lost for at in range(count)}
+        new: dict[str, Sighting] = {f"new-{at}": (one, "booting") for at in range(count)}
         return timelines, new
 
     small, large = replaced(100), replaced(400)

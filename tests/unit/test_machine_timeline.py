@@ -2,24 +2,29 @@
 
 from __future__ import annotations
 
-import json
-from dataclasses import replace
-
 from support.fleet_records import machine
 
 from vcasgd.controller.fleet.machine_timeline import (
     SPANS_KEPT,
-    MachinePhase,
-    MachineTimeline,
     Sighting,
-    Span,
     advance,
     expired,
+    lost_at,
 )
+from vcasgd.schemas.history import MachinePhase, SpanView, TimelineView
 
-NEW = MachineTimeline("local", "z", "process", spot=True, price_per_hour=0.1)
 MACHINE = machine("i", 1.0, "local", price_per_hour=0.1, zone="z", machine_type="process")
-B, R, N, D, X = map(MachinePhase, ("booting", "running", "notice", "draining", "dead"))
+B: MachinePhase = "booting"
+R: MachinePhase = "running"
+N: MachinePhase = "notice"
+D: MachinePhase = "draining"
+X: MachinePhase = "dead"
+
+
+def shown(state: MachinePhase, since: float, until: float | None = None) -> TimelineView:
+    """Return the timeline of a machine with one span."""
+    span = SpanView(state=state, since=since, until=until)
+    return TimelineView.model_validate({**vars(MACHINE), "machine": MACHINE.id, "spans": [span]})
 
 
 def seen(phase: MachinePhase, launched_at: float = 1.0) -> Sighting:
@@ -28,14 +33,14 @@ def seen(phase: MachinePhase, launched_at: float = 1.0) -> Sighting:
 
 def after(
     *observations: tuple[float, dict[str, Sighting], dict[str, str | None]],
-) -> dict[str, MachineTimeline]:
-    timelines: dict[str, MachineTimeline] = {}
+) -> dict[str, TimelineView]:
+    timelines: dict[str, TimelineView] = {}
     for now, sightings, ends in observations:
         timelines |= advance(timelines, sightings, ends, now)
     return timelines
 
 
-def spans(timeline: MachineTimeline) -> list[tuple[MachinePhase, float, float | None]]:
+def spans(timeline: TimelineView) -> list[tuple[MachinePhase, float, float | None]]:
     return [(each.state, each.since, each.until) for each in timeline.spans]
 
 
@@ -43,10 +48,7 @@ def test_killed_machine_is_lost_without_a_notice() -> None:
     timeline = after((2.0, {"i": seen(R)}, {}), (3.0, {}, {"i": None}))["i"]
 
     assert spans(timeline) == [(B, 1.0, 2.0), (R, 2.0, 3.0), (X, 3.0, None)]
-    assert (timeline.reason, timeline.lost_at) == ("lost without a notice", 3.0)
-    row = json.loads(json.dumps(timeline.to_row()))
-    assert MachineTimeline.from_row(row) == timeline
-    assert row["spans"][0] == {"state": "booting", "from": 1.0, "to": 2.0}
+    assert (timeline.reason, lost_at(timeline)) == ("lost without a notice", 3.0)
 
 
 def test_machine_that_goes_to_another_job_is_not_dead_and_can_return() -> None:
@@ -127,15 +129,15 @@ def test_number_of_spans_is_bounded() -> None:
     timeline = after(*observations)["i"]
 
     assert len(timeline.spans) == SPANS_KEPT
-    assert timeline.phase is D
+    assert timeline.phase == D
 
 
 def test_machines_that_ended_first_expire_first() -> None:
     timelines = {
-        "old": replace(NEW, spans=(Span(X, 1.0),)),
-        "older": replace(NEW, spans=(Span(R, 0.0, 0.5),)),
-        "new": replace(NEW, spans=(Span(X, 9.0),)),
-        "alive": replace(NEW, spans=(Span(R, 0.0),)),
+        "old": shown(X, 1.0),
+        "older": shown(R, 0.0, 0.5),
+        "new": shown(X, 9.0),
+        "alive": shown(R, 0.0),
     }
 
     assert expired(timelines, 4) == []

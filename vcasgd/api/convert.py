@@ -139,11 +139,9 @@ def timeline_view(machine: str, lane: Mapping[str, Any], job: JobRecord) -> Time
 
     ``lane``: its entry in the ledger. Returns None for a machine that did nothing for the job.
     """
-    spans = [SpanView.model_validate(each) for each in lane["spans"]]
-    spans = [each for span in spans if (each := _within(span, job.created_at, job.ended_at))]
-    if not spans:
-        return None
-    return TimelineView.model_validate({**lane, "machine": machine, "spans": spans})
+    view = TimelineView.model_validate({**lane, "machine": machine})
+    spans = [each for span in view.spans if (each := _within(span, job.created_at, job.ended_at))]
+    return view.model_copy(update={"spans": spans}) if spans else None
 
 
 def _within(span: SpanView, start: float, end: float | None) -> SpanView | None:

@@ -222,12 +222,17 @@ class StalenessView(Schema):
     max: int
 
 
+#: Phase of a machine. ``notice``: its cloud is about to take it. ``draining``: the controller asked
+#: its worker to leave, or its owner the machine. ``dead``: it no longer exists.
+MachinePhase = Literal["booting", "running", "notice", "draining", "dead"]
+
+
 class SpanView(Schema):
     """A period in which a machine had one state."""
 
     model_config = ConfigDict(validate_by_name=True, serialize_by_alias=True)
 
-    state: Literal["booting", "running", "notice", "draining", "dead"]
+    state: MachinePhase
     since: float = Field(alias="from")
     until: float | None = Field(alias="to", description="null for the current state.")
 
@@ -241,11 +246,20 @@ class TimelineView(Schema):
     machine_type: str
     spot: bool
     price_per_hour: float
-    replaced_by: str | None = Field(description="Machine that replaced this one.")
-    spans: list[SpanView]
-    reason: str | None = Field(description="Reason for the machine's end, once it is known.")
-    lost: bool = Field(description="True if the cloud took the machine, or it failed.")
+    replaced_by: str | None = Field(default=None, description="Machine that replaced this one.")
+    spans: list[SpanView] = Field(default=[])
+    reason: str | None = Field(
+        default=None, description="Reason for the machine's end, once it is known."
+    )
+    lost: bool = Field(
+        default=False, description="True if the cloud took the machine, or it failed."
+    )
     given_to: str | None = Field(default=None, description="Job that the machine went to.")
+
+    @property
+    def phase(self) -> MachinePhase | None:
+        """The present phase; None if the machine no longer does anything for the job."""
+        return self.spans[-1].state if self.spans and self.spans[-1].until is None else None
 
 
 class SubtasksView(Schema):

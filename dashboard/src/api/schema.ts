@@ -3501,7 +3501,10 @@ export interface components {
              * @description Machine that replaced this one.
              */
             replaced_by: string | null;
-            /** Spans */
+            /**
+             * Spans
+             * @default []
+             */
             spans: components["schemas"]["SpanView"][];
             /**
              * Reason
@@ -3511,6 +3514,7 @@ export interface components {
             /**
              * Lost
              * @description True if the cloud took the machine, or it failed.
+             * @default false
              */
             lost: boolean;
             /**

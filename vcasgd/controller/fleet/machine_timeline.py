@@ -1,6 +1,5 @@
 """Timelines of a job's machines: what each one did, and when. Times are Unix seconds.
 
-A timeline is a sequence of spans, each in one phase, and the machine that replaced this one.
 :func:`advance` and :func:`expired` are pure; :class:`TimelineRecorder` applies them to what the
 controller observes and writes the result to the ledger.
 """
@@ -9,14 +8,13 @@ from __future__ import annotations
 
 from collections import defaultdict, deque
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, replace
-from enum import StrEnum
 from types import MappingProxyType
 from typing import Any
 
 from vcasgd.fleet.observed import Observed
 from vcasgd.logging import isolated
 from vcasgd.schemas.fleet import Machine, MachineState
+from vcasgd.schemas.history import MachinePhase, SpanView, TimelineView
 from vcasgd.store.connection import RedisClient
 from vcasgd.store.ledger.jobs import Jobs
 from vcasgd.worker_names import worker_name
@@ -32,73 +30,6 @@ REPLACEMENT_SECONDS = 120.0
 CLOCK_SECONDS = 1.0
 
 
-class MachinePhase(StrEnum):
-    """Phase of a machine.
-
-    ``NOTICE``: its cloud is about to take it. ``DRAINING``: the controller asked its worker to
-    leave, or its owner the machine. ``DEAD``: it no longer exists.
-    """
-
-    BOOTING = "booting"
-    RUNNING = "running"
-    NOTICE = "notice"
-    DRAINING = "draining"
-    DEAD = "dead"
-
-
-@dataclass(frozen=True)
-class Span:
-    """Time in one phase; ``until`` is None for the present one."""
-
-    state: MachinePhase
-    since: float
-    until: float | None = None
-
-
-@dataclass(frozen=True)
-class MachineTimeline:
-    """Timeline of one machine of a job.
-
-    ``reason`` says why it ended or is about to end. ``lost`` is true if the controller did not end
-    it. ``given_to`` is the job that it went to; what happens to it there is not this job's loss.
-    """
-
-    pool: str
-    zone: str
-    machine_type: str
-    spot: bool
-    price_per_hour: float
-    spans: tuple[Span, ...] = ()
-    replaced_by: str | None = None
-    reason: str | None = None
-    lost: bool = False
-    given_to: str | None = None
-
-    @property
-    def phase(self) -> MachinePhase | None:
-        """The present phase; None if the machine no longer does anything for the job."""
-        return self.spans[-1].state if self.spans and self.spans[-1].until is None else None
-
-    @property
-    def lost_at(self) -> float | None:
-        """The time since which the machine needs a replacement; None if it needs none."""
-        ending = (MachinePhase.NOTICE, MachinePhase.DEAD)
-        return next((each.since for each in self.spans if self.lost and each.state in ending), None)
-
-    def to_row(self) -> dict[str, Any]:
-        """Return the timeline as JSON data for the ledger."""
-        spans = [{"state": each.state, "from": each.since, "to": each.until} for each in self.spans]
-        return {**vars(self), "spans": spans}
-
-    @classmethod
-    def from_row(cls, row: Mapping[str, Any]) -> MachineTimeline:
-        """Return the timeline that :meth:`to_row` wrote."""
-        spans = (
-            Span(MachinePhase(each["state"]), each["from"], each["to"]) for each in row["spans"]
-        )
-        return cls(**{**row, "spans": tuple(spans)})
-
-
 #: Fields that do not depend on time.
 _DESCRIPTION = ("pool", "zone", "machine_type", "spot", "price_per_hour")
 
@@ -108,14 +39,14 @@ Sighting = tuple[Machine, MachinePhase]
 
 
 def advance(
-    timelines: Mapping[str, MachineTimeline],
+    timelines: Mapping[str, TimelineView],
     sightings: Mapping[str, Sighting],
     ends: Mapping[str, str | None],
     now: float,
     *,
     known: Collection[str] = (),
     elsewhere: Mapping[str, str] = MappingProxyType({}),
-) -> dict[str, MachineTimeline]:
+) -> dict[str, TimelineView]:
     """Return the timelines that an observation changes or adds.
 
     ``ends`` maps each machine that disappeared since the previous observation to the controller's
@@ -124,7 +55,7 @@ def advance(
     for this job.
     """
     after = {
-        name: _seen(timelines.get(name), machine, phase, now, booted=name in known)
+        name: _seen(timelines.get(name), machine, phase, now, was_there=name in known)
         for name, (machine, phase) in sightings.items()
     }
     for name in timelines.keys() - sightings.keys():
@@ -143,8 +74,8 @@ def advance(
 
 
 def _replaced(
-    timelines: Mapping[str, MachineTimeline], newcomers: Mapping[str, MachineTimeline]
-) -> dict[str, MachineTimeline]:
+    timelines: Mapping[str, TimelineView], newcomers: Mapping[str, TimelineView]
+) -> dict[str, TimelineView]:
     """Return the lost machines that newcomers replace: the one lost first by the one that came
     first.
     """
@@ -152,9 +83,9 @@ def _replaced(
         return {}
     waiting = deque(
         sorted(
-            (each.lost_at, name)
+            (at, name)
             for name, each in timelines.items()
-            if each.replaced_by is None and each.lost_at is not None
+            if each.replaced_by is None and (at := lost_at(each)) is not None
         )
     )
     after = {}
@@ -165,13 +96,19 @@ def _replaced(
         if len(waiting) > first and waiting[first][0] <= came + CLOCK_SECONDS:
             _, lost = waiting[first]
             del waiting[first]
-            after[lost] = replace(timelines[lost], replaced_by=name)
+            after[lost] = _changed(timelines[lost], replaced_by=name)
     return after
 
 
-def expired(timelines: Mapping[str, MachineTimeline], most: int = TIMELINES_KEPT) -> list[str]:
+def lost_at(timeline: TimelineView) -> float | None:
+    """Return the time since which a machine needs a replacement; None if it needs none."""
+    ends = (each.since for each in timeline.spans if each.state in ("notice", "dead"))
+    return next(ends, None) if timeline.lost else None
+
+
+def expired(timelines: Mapping[str, TimelineView], most: int = TIMELINES_KEPT) -> list[str]:
     """Return the machines to delete so that at most ``most`` are left, if so many have ended."""
-    over = [name for name, each in timelines.items() if each.phase in (None, MachinePhase.DEAD)]
+    over = [name for name, each in timelines.items() if each.phase in (None, "dead")]
     over.sort(key=lambda name: _last(timelines[name]))
     return over[: max(0, len(timelines) - most)]
 
@@ -181,7 +118,7 @@ class TimelineRecorder:
 
     def __init__(self, ledger: RedisClient) -> None:
         self._jobs = Jobs(ledger)
-        self._timelines: dict[str, dict[str, MachineTimeline]] = {}
+        self._timelines: dict[str, dict[str, TimelineView]] = {}
 
     def record(
         self,
@@ -198,10 +135,9 @@ class TimelineRecorder:
         sightings = self._sightings(state, active, ends)
         for job in active - self._timelines.keys():
             with isolated(job):
-                rows = self._jobs.timelines(job).items()
-                self._timelines[job] = {name: MachineTimeline.from_row(row) for name, row in rows}
+                self._timelines[job] = self._read(job)
         job_of = {name: job for job, machines in sightings.items() for name in machines}
-        changed: dict[str, dict[str, MachineTimeline]] = {}
+        changed: dict[str, dict[str, TimelineView]] = {}
         for job, timelines in self._timelines.items():
             with isolated(job):
                 seen = sightings[job]
@@ -216,23 +152,27 @@ class TimelineRecorder:
         """
         changed = {}
         for job, names in machines.items():
-            rows = self._jobs.timelines(job)
-            ended = {
-                name: _ended(timeline, why, now)
-                for name in names & rows.keys()
-                if (timeline := MachineTimeline.from_row(rows[name])).phase
+            changed[job] = {
+                name: _row(_ended(timeline, why, now))
+                for name, timeline in self._read(job).items()
+                if name in names and timeline.phase
             }
-            changed[job] = {name: each.to_row() for name, each in ended.items()}
         self._jobs.update_timelines(changed)
 
-    def _update(self, changed: Mapping[str, Mapping[str, MachineTimeline]]) -> None:
+    def _read(self, job: str) -> dict[str, TimelineView]:
+        return {
+            name: TimelineView.model_validate({**row, "machine": name})
+            for name, row in self._jobs.timelines(job).items()
+        }
+
+    def _update(self, changed: Mapping[str, Mapping[str, TimelineView]]) -> None:
         """Write changed timelines, by job and machine, and delete old ones."""
         if not changed:
             return
         after = {job: {**self._timelines[job], **timelines} for job, timelines in changed.items()}
         old = {job: expired(timelines) for job, timelines in after.items()}
         rows = {
-            job: {name: each.to_row() for name, each in timelines.items()}
+            job: {name: _row(each) for name, each in timelines.items()}
             for job, timelines in changed.items()
         }
         self._jobs.update_timelines(rows, old)
@@ -257,70 +197,82 @@ class TimelineRecorder:
         return sightings
 
 
+def _row(timeline: TimelineView) -> dict[str, Any]:
+    return timeline.model_dump(mode="json", by_alias=True, exclude={"machine"})
+
+
+def _changed(timeline: TimelineView, **fields: Any) -> TimelineView:
+    return timeline.model_copy(update=fields)
+
+
 def _seen(
-    timeline: MachineTimeline | None,
+    timeline: TimelineView | None,
     machine: Machine,
     phase: MachinePhase,
     now: float,
     *,
-    booted: bool,
-) -> MachineTimeline:
+    was_there: bool,
+) -> TimelineView:
+    """Return the timeline of a machine in a phase; ``was_there``: it didn't boot for this job."""
     timeline = _updated(timeline, machine)
-    came = now if booted else machine.launched_at
-    if phase is MachinePhase.NOTICE:
-        timeline = replace(timeline, reason="notice of eviction", lost=True)
-    if timeline.phase is phase:
+    came = now if was_there else machine.launched_at
+    if phase == "notice":
+        timeline = _changed(timeline, reason="notice of eviction", lost=True)
+    if timeline.phase == phase:
         return timeline
-    if not timeline.spans and phase is not MachinePhase.BOOTING and not booted:
+    if not timeline.spans and phase != "booting" and not was_there:
         # The machine finished booting before the first observation.
-        timeline = replace(timeline, spans=(Span(MachinePhase.BOOTING, came, now),))
+        timeline = _changed(timeline, spans=[_span("booting", came, now)])
     since = now if timeline.spans else came
-    return replace(_with_span(timeline, Span(phase, since), now), given_to=None)
+    return _changed(_with_span(timeline, _span(phase, since), now), given_to=None)
 
 
-def _updated(timeline: MachineTimeline | None, machine: Machine) -> MachineTimeline:
+def _updated(timeline: TimelineView | None, machine: Machine) -> TimelineView:
     """Return the timeline with the present description.
 
     The zone and the price of a machine are often unknown while it boots.
     """
     present = {name: getattr(machine, name) for name in _DESCRIPTION}
     if timeline is None:
-        return MachineTimeline(**present)
+        return TimelineView(machine=machine.id, **present)
     if all(getattr(timeline, name) == value for name, value in present.items()):
         return timeline
-    return replace(timeline, **present)
+    return _changed(timeline, **present)
 
 
-def _ended(timeline: MachineTimeline, why: str | None, now: float) -> MachineTimeline:
-    if timeline.phase is MachinePhase.DEAD or timeline.given_to is not None:
+def _ended(timeline: TimelineView, why: str | None, now: float) -> TimelineView:
+    if timeline.phase == "dead" or timeline.given_to is not None:
         return timeline
-    noticed = timeline.phase is MachinePhase.NOTICE
-    reason = why or ("evicted" if noticed else "lost without a notice")
-    lost = timeline.lost or why is None
-    dead = _with_span(timeline, Span(MachinePhase.DEAD, now), now)
-    return replace(dead, reason=reason, lost=lost)
+    reason = why or ("evicted" if timeline.phase == "notice" else "lost without a notice")
+    dead = _with_span(timeline, _span("dead", now), now)
+    return _changed(dead, reason=reason, lost=timeline.lost or why is None)
 
 
-def _closed(timeline: MachineTimeline, now: float, given_to: str | None = None) -> MachineTimeline:
+def _closed(timeline: TimelineView, now: float, given_to: str | None = None) -> TimelineView:
     """Return the timeline with its present span ended, because another job has the machine."""
-    if timeline.given_to is None and timeline.phase is not MachinePhase.DEAD:
-        timeline = replace(timeline, given_to=given_to)
-    if timeline.phase in (None, MachinePhase.DEAD):
+    if timeline.given_to is None and timeline.phase != "dead":
+        timeline = _changed(timeline, given_to=given_to)
+    if timeline.phase in (None, "dead"):
         return timeline
-    return replace(timeline, spans=(*timeline.spans[:-1], replace(timeline.spans[-1], until=now)))
+    *before, last = timeline.spans
+    return _changed(timeline, spans=[*before, last.model_copy(update={"until": now})])
 
 
-def _with_span(timeline: MachineTimeline, span: Span, now: float) -> MachineTimeline:
-    return replace(timeline, spans=(*_closed(timeline, now).spans, span)[-SPANS_KEPT:])
+def _with_span(timeline: TimelineView, span: SpanView, now: float) -> TimelineView:
+    return _changed(timeline, spans=[*_closed(timeline, now).spans, span][-SPANS_KEPT:])
 
 
-def _last(timeline: MachineTimeline) -> float:
+def _span(phase: MachinePhase, since: float, until: float | None = None) -> SpanView:
+    return SpanView.model_validate({"state": phase, "since": since, "until": until})
+
+
+def _last(timeline: TimelineView) -> float:
     return timeline.spans[-1].since if timeline.spans else 0.0
 
 
 def _phase(one: Machine, *, joined: bool, draining: bool) -> MachinePhase:
     if one.state is MachineState.LEAVING and not one.leaves:
-        return MachinePhase.NOTICE
+        return "notice"
     if draining or one.leaves:
-        return MachinePhase.DRAINING
-    return MachinePhase.RUNNING if joined else MachinePhase.BOOTING
+        return "draining"
+    return "running" if joined else "booting"
