@@ -34,8 +34,6 @@ from typing import IO, Any, NoReturn
 NUMBER_BYTES = 4
 #: Answer of a server that can't fork; larger than any command's exit status.
 CANNOT_FORK = 256
-#: Seconds in which a client has to send its request; it does so at once.
-REQUEST_SECONDS = 10.0
 #: Seconds until the next connection is accepted after that failed, as it does without descriptors.
 ACCEPT_PAUSE_SECONDS = 0.1
 _PR_SET_PDEATHSIG, _PR_SET_NAME = 1, 15
@@ -187,10 +185,9 @@ def die_with(parent: int, by: signal.Signals = signal.SIGKILL) -> None:
 class _Request:
     """A request that arrives. It never waits, because the others would wait, too."""
 
-    def __init__(self, connection: socket.socket, seconds: float) -> None:
+    def __init__(self, connection: socket.socket) -> None:
         self.connection = connection
         self.streams: list[int] = []
-        self.deadline = time.monotonic() + seconds
         self._left: int | None = None
         self._parts: list[bytes] = []
         connection.setblocking(False)
@@ -227,9 +224,8 @@ class ForkServer:
     they are passed (:func:`pass_connection`).
     """
 
-    def __init__(self, source: socket.socket, *, request_seconds: float = REQUEST_SECONDS) -> None:
+    def __init__(self, source: socket.socket) -> None:
         self._source = source
-        self._request_seconds = request_seconds
         #: Requests that are not complete, by the number of their connection.
         self._requests: dict[int, _Request] = {}
         self._clients: dict[int, socket.socket] = {}
@@ -249,7 +245,7 @@ class ForkServer:
         self._selector.register(self._source, selectors.EVENT_READ)
         self._selector.register(self._ended, selectors.EVENT_READ)
         while True:
-            for key, _ in self._selector.select(self._seconds_to_deadline()):
+            for key, _ in self._selector.select():
                 if key.fileobj is self._source:
                     if not self._accept():
                         return
@@ -260,7 +256,6 @@ class ForkServer:
                 else:
                     # The client has ended; it never writes again.
                     self._kill(key.data)
-            self._drop_silent()
 
     def _accept(self) -> bool:
         """Take the next connection; return False if there will be none."""
@@ -277,20 +272,10 @@ class ForkServer:
             sys.stderr.write(f"can't accept a connection: {error}\n")
             time.sleep(ACCEPT_PAUSE_SECONDS)
             return True
-        request = _Request(connection, self._request_seconds)
+        request = _Request(connection)
         self._requests[connection.fileno()] = request
         self._selector.register(connection, selectors.EVENT_READ, request)
         return True
-
-    def _seconds_to_deadline(self) -> float | None:
-        deadlines = [each.deadline for each in self._requests.values()]
-        return max(0.0, min(deadlines) - time.monotonic()) if deadlines else None
-
-    def _drop_silent(self) -> None:
-        now = time.monotonic()
-        for request in [each for each in self._requests.values() if each.deadline <= now]:
-            self._forget(request)
-            request.connection.close()
 
     def _forget(self, request: _Request) -> None:
         del self._requests[request.connection.fileno()]

@@ -42,7 +42,7 @@ def toggle(what, limit):
 signal.signal({NO_PROCESSES:d}, lambda *_: toggle(resource.RLIMIT_NPROC, 0))
 signal.signal({NO_FILES:d}, lambda *_: toggle(resource.RLIMIT_NOFILE, 3))
 sys.stderr.write("ready\\n")
-ForkServer(listener, request_seconds=float(sys.argv[2])).serve()
+ForkServer(listener).serve()
 """
 COMMAND = f"""
 import os, random, sys
@@ -54,14 +54,14 @@ exec(code)
 
 
 class Forks:
-    def __init__(self, folder: Path, request_seconds: float = PATIENCE) -> None:
+    def __init__(self, folder: Path) -> None:
         self.folder, self.path = folder, folder / "s"
         self.command = folder / "command.py"
         self.command.write_text(COMMAND)
         self.log = folder / "log"
         with self.log.open("wb") as log:
             self.server = subprocess.Popen(
-                [sys.executable, "-c", SERVER, str(self.path), str(request_seconds)], stderr=log
+                [sys.executable, "-c", SERVER, str(self.path)], stderr=log
             )
 
     def is_ready(self) -> bool:
@@ -104,8 +104,8 @@ class Forks:
 
 
 @contextmanager
-def served(folder: Path, **options: float) -> Iterator[Forks]:
-    forks = Forks(folder, **options)
+def served(folder: Path) -> Iterator[Forks]:
+    forks = Forks(folder)
     try:
         await_truth(forks.is_ready)
         yield forks
@@ -210,11 +210,6 @@ def test_silent_and_invalid_clients_delay_nobody(forks: Forks) -> None:
             waiting.setblocking(False)
             with pytest.raises(BlockingIOError):
                 waiting.recv(1)
-
-
-def test_a_client_that_stays_silent_is_dropped(tmp_path: Path) -> None:
-    with served(tmp_path, request_seconds=0.2) as forks, forks.connect() as silent:
-        assert silent.recv(1) == b""
 
 
 def test_a_client_waits_while_the_server_can_open_nothing(forks: Forks) -> None:
