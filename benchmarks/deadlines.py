@@ -32,8 +32,8 @@ from vcasgd.fleet.observed import (
     WorkerView,
     with_history,
 )
-from vcasgd.fleet.plan import Launch, StartWorker, StopWorker, Terminate
-from vcasgd.fleet.plan.decide import decide
+from vcasgd.fleet.plan import Launch
+from vcasgd.fleet.plan.decide import make_plan
 from vcasgd.schemas.costs import Offer
 from vcasgd.schemas.fleet import Machine, MachineState
 
@@ -210,17 +210,14 @@ class PlannedFleet:
         self._history = state.history
         for name in self._draining:
             self._workers.pop(name, None)
-        self._draining = {}
-        for action in decide(state, now):
-            match action:
-                case Launch():
-                    self._launch(action, now, room)
-                case StartWorker(machine):
-                    self._workers[f"j.{machine}"] = machine
-                case StopWorker(name):
-                    self._draining[name] = None
-                case Terminate(name):
-                    self._end(name)
+        plan = make_plan(state, now)
+        self._draining = {stop.name: None for stop in plan.stops}
+        for end in plan.ends:
+            self._end(end.machine_id)
+        for start in plan.starts:
+            self._workers[f"j.{start.machine_id}"] = start.machine_id
+        for launch in plan.launches:
+            self._launch(launch, now, room)
 
     def _launch(self, order: Launch, now: float, room: int) -> None:
         held = sum(one.spot for one in self._machines.values())

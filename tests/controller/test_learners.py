@@ -72,7 +72,8 @@ class TunedMachine:
             history=ObservationTimes(since=0.0),
             gpus=self.gpus,
         )
-        actions = self.learners.decide(state, self.further, self.now)
+        stops, starts = self.learners.decide(state, self.further, self.now)
+        actions = [*stops, *starts]
         for action in actions:
             if isinstance(action, StartWorker):
                 self.further[worker_name(action.machine_id, action.job, action.learner)] = True

@@ -6,14 +6,14 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from support.fleets import job, machine, observed, on
+from support.fleets import decide, job, machine, observed, on
 from support.fleets import offer as offer_in
 
 from vcasgd.errors import SpecError
 from vcasgd.fleet.estimate import PlannedWork, estimate
 from vcasgd.fleet.observed import PoolStatus, pools_in
 from vcasgd.fleet.plan import Launch, StartWorker
-from vcasgd.fleet.plan.decide import decide, make_plan
+from vcasgd.fleet.plan.decide import make_plan
 from vcasgd.fleet.pools import pools_of_job
 from vcasgd.schemas.costs import Offer
 from vcasgd.schemas.fleet import Machine

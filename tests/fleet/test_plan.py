@@ -12,6 +12,7 @@ from support.fleets import (
     NOW,
     Row,
     carried_out,
+    decide,
     job,
     launch,
     leaving,
@@ -23,7 +24,6 @@ from support.fleets import (
 
 from vcasgd.fleet.observed import Market, ObservationTimes, Observed, PoolStatus, with_history
 from vcasgd.fleet.plan import Blame, StartWorker, StopWorker, Terminate, launch_token
-from vcasgd.fleet.plan.decide import decide
 
 
 def blame(machine_id: str, pool: str = "local", why: str = "did not join in time") -> Blame:

@@ -9,10 +9,10 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support.fleets import NOW, carried_out, job, machine, observed, on
+from support.fleets import NOW, carried_out, decide, job, machine, observed, on
 
 from vcasgd.fleet.observed import JobDemand, Observed, PoolStatus, with_history
-from vcasgd.fleet.plan.decide import Waiting, decide, make_plan
+from vcasgd.fleet.plan.decide import Waiting, make_plan
 from vcasgd.fleet.plan.shares import within_limits
 
 ROUND_SECONDS = 30.0

@@ -12,6 +12,7 @@ from support.fleets import (
     NOW,
     Row,
     carried_out,
+    decide,
     job,
     launch,
     machine,
@@ -23,7 +24,6 @@ from support.fleets import (
 
 from vcasgd.fleet.observed import Market, ObservationTimes, Observed, PoolStatus, with_history
 from vcasgd.fleet.plan import Launch, StartWorker, StopWorker, Terminate
-from vcasgd.fleet.plan.decide import decide
 from vcasgd.fleet.plan.purchases import SPREAD_PREMIUM, scores
 from vcasgd.schemas.costs import Offer
 

@@ -9,11 +9,11 @@ from itertools import permutations
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
-from support.fleets import LIMITS, NOW, carried_out, job, machine, observed, on, selling
+from support.fleets import LIMITS, NOW, carried_out, decide, job, machine, observed, on, selling
 
 from vcasgd.fleet.observed import JobDemand, ObservationTimes, Observed, PoolStatus, with_history
 from vcasgd.fleet.plan import StopWorker
-from vcasgd.fleet.plan.decide import Waiting, decide, make_plan
+from vcasgd.fleet.plan.decide import Waiting, make_plan
 
 ROUND_SECONDS = 30.0
 #: Rounds without a loss or a change after which machines must no longer move.

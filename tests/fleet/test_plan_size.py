@@ -7,12 +7,11 @@ from collections.abc import Callable
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support.fleets import NOW, job, leaving, machine, observed, offer, on
+from support.fleets import NOW, decide, job, leaving, machine, observed, offer, on
 from support.work import calls_of
 
 from vcasgd.fleet.observed import ObservationTimes, Observed, PoolStatus, with_history
 from vcasgd.fleet.plan import Launch, StartWorker, StopWorker, Terminate
-from vcasgd.fleet.plan.decide import decide
 from vcasgd.fleet.plan.shares import ANY, ON_DEMAND, Stock, worth
 from vcasgd.schemas.fleet import Machine
 

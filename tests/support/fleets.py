@@ -16,7 +16,7 @@ from vcasgd.fleet.observed import (
     with_history,
 )
 from vcasgd.fleet.plan import (
-    Action,
+    Blame,
     Launch,
     StartWorker,
     StopWorker,
@@ -24,11 +24,13 @@ from vcasgd.fleet.plan import (
     launch_token,
     market_name,
 )
+from vcasgd.fleet.plan.decide import make_plan
 from vcasgd.schemas.costs import Offer
 from vcasgd.schemas.fleet import Machine, MachineState
 
 NOW = 10_000.0
 LIMITS = Limits(idle_seconds=60, boot_seconds=300, lost_seconds=30, surplus_seconds=15)
+Action = StopWorker | Terminate | Blame | StartWorker | Launch
 
 
 @dataclass(frozen=True)
@@ -126,6 +128,12 @@ def remembered(state: Observed) -> Observed:
     joined = {**fresh.history.joined, **state.history.joined}
     dear = {**fresh.history.dear, **state.history.dear}
     return replace(fresh, history=replace(fresh.history, joined=joined, dear=dear))
+
+
+def decide(state: Observed, now: float) -> list[Action]:
+    """Return the actions of the plan, in order."""
+    plan = make_plan(state, now)
+    return [*plan.stops, *plan.ends, *plan.blames, *plan.starts, *plan.launches]
 
 
 def carried_out(state: Observed, actions: Iterable[Action], now: float) -> Observed:

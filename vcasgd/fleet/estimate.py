@@ -15,8 +15,7 @@ from vcasgd.fleet.observed import (
     PoolStatus,
     highest_price,
 )
-from vcasgd.fleet.plan import Launch
-from vcasgd.fleet.plan.decide import decide
+from vcasgd.fleet.plan.decide import make_plan
 from vcasgd.fleet.plan.purchases import price_of
 from vcasgd.fleet.pools import pools_of_job
 from vcasgd.fleet.traffic import bytes_per_sample, described, traffic
@@ -218,16 +217,10 @@ def _bought(
     )  # fmt: skip
     offers = {pool.name: pool.offers or () for pool in pools}
     bought: Counter[tuple[str, str, str, bool]] = Counter()
-    for action in decide(state, now):
-        if isinstance(action, Launch):
-            spot = action.spot
-            fitting = [
-                each
-                for each in offers[action.pool]
-                if each.zone == action.zone and each.machine_type in action.machine_types
-            ]
-            best = min(fitting, key=lambda each: (price_of(each, spot=spot), each.machine_type))
-            bought[action.pool, action.zone, best.machine_type, spot] += action.count
+    for launch in make_plan(state, now).launches:
+        spot, fitting = launch.spot, launch.matching(offers[launch.pool])
+        best = min(fitting, key=lambda each: (price_of(each, spot=spot), each.machine_type))
+        bought[launch.pool, launch.zone, best.machine_type, spot] += launch.count
     return bought
 
 

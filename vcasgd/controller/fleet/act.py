@@ -46,7 +46,8 @@ class MachineActuator:
 
     def launch(self, action: Launch, state: Observed) -> None:
         """Request machines in a market; its provider's answer is recorded when it arrives."""
-        offers = _matching_offers(action, state)
+        pool = next(each for each in state.pools if each.name == action.pool)
+        offers = action.matching(pool.offers or ())
         self._fleet.pools.remember([action.pool])
         provider = self._fleet.pools.providers[action.pool]
         request = partial(
@@ -211,16 +212,6 @@ def _launch(provider: Provider[Any], pool: str, *arguments: Any, **options: Any)
     granted = provider.launch(pool, *arguments, **options)
     log.info("launched in %s: %s", pool, ", ".join(granted))
     return granted
-
-
-def _matching_offers(action: Launch, state: Observed) -> list[Offer]:
-    """Return the offers that can answer a launch."""
-    pool = next(each for each in state.pools if each.name == action.pool)
-    return [
-        each
-        for each in pool.offers or ()
-        if each.zone == action.zone and each.machine_type in action.machine_types
-    ]
 
 
 def node_boot(

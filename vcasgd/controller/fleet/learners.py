@@ -60,8 +60,8 @@ class Learners:
 
     def decide(
         self, state: Observed, further: Mapping[str, bool], now: float
-    ) -> list[StartWorker | StopWorker]:
-        """Return the further workers to start and to stop.
+    ) -> tuple[list[StopWorker], list[StartWorker]]:
+        """Return the further workers to stop and to start.
 
         ``further``: those that there are, and whether each is alive. Raises
         :class:`~vcasgd.errors.StoreUnavailable`.
@@ -79,12 +79,9 @@ class Learners:
         for demand in tuned:
             with isolated(demand.job):
                 target.update(self._target(demand, state, alive, died, now))
-        return [
-            *(StopWorker(name, "surplus learner") for name in sorted(alive - target)),
-            *(
-                StartWorker(machine_of(name), job_of(name), learner_of(name))
-                for name in sorted(target - alive)
-            ),
+        return [StopWorker(name, "surplus learner") for name in sorted(alive - target)], [
+            StartWorker(machine_of(name), job_of(name), learner_of(name))
+            for name in sorted(target - alive)
         ]
 
     def _target(

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Sequence
-from itertools import groupby
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 from vcasgd.controller.fleet.act import MachineActuator, WorkerActuator
@@ -16,8 +16,8 @@ from vcasgd.controller.fleet.observe import Observer
 from vcasgd.controller.fleet.view import FleetView
 from vcasgd.errors import FleetError, StoreUnavailable
 from vcasgd.fleet.observed import Observed
-from vcasgd.fleet.plan import Action, Blame, Launch, StartWorker, StopWorker, Terminate
-from vcasgd.fleet.plan.decide import make_plan
+from vcasgd.fleet.plan import Blame, Launch, StartWorker, StopWorker
+from vcasgd.fleet.plan.decide import Plan, make_plan
 from vcasgd.logging import bound
 
 log = logging.getLogger(__name__)
@@ -76,10 +76,10 @@ class FleetLoop:
         self._fleet.pools.remember({one.pool for one in state.machines})
         # First what other machines wait for, and then what people read.
         plan = make_plan(state, now)
-        self._act_all(plan.actions, state)
+        self._act(plan, state)
         # Follows the plan, which decides about the first worker of each machine.
-        further = self._learners.decide(state, self._fleet.workplaces.further, now)
-        self._act_all(further, state)
+        stops, starts = self._learners.decide(state, self._fleet.workplaces.further, now)
+        self._change_workers(stops, starts, state)
         self._workers.kill_lingering(state.draining)
         for blame in failed_boots:
             # The machine may only have been interrupted early: back off as after a refusal.
@@ -111,32 +111,31 @@ class FleetLoop:
                 else:
                     self._early.append(request)
 
-    def _act_all(self, actions: Sequence[Action], state: Observed) -> None:
-        """Execute actions in order, those of a kind together where that is cheaper."""
-        for kind, group in groupby(actions, type):
-            if not self._fleet.leads():
-                return
-            if kind is StartWorker:
-                self._workers.start(
-                    [each for each in group if isinstance(each, StartWorker)], state
-                )
-            elif kind is StopWorker:
-                self._workers.stop([each for each in group if isinstance(each, StopWorker)])
-            elif kind is Terminate:
-                self._machines.terminate([each for each in group if isinstance(each, Terminate)])
-            else:
-                for action in group:
-                    # Clouds can take longer for an action than the leadership lasts.
-                    if self._fleet.leads():
-                        self._act(action, state)
+    def _act(self, plan: Plan, state: Observed) -> None:
+        """Carry out a plan. The actions of a kind are one call where that is cheaper."""
+        self._change_workers(plan.stops, [], state)
+        if self._fleet.leads():
+            self._machines.terminate(plan.ends)
+        for blame in plan.blames:
+            self._attempt(partial(self._machines.record_failed_boot, blame), blame)
+        self._change_workers([], plan.starts, state)
+        for launch in plan.launches:
+            self._attempt(partial(self._machines.launch, launch, state), launch)
 
-    def _act(self, action: Action, state: Observed) -> None:
+    def _change_workers(
+        self, stops: Sequence[StopWorker], starts: Sequence[StartWorker], state: Observed
+    ) -> None:
+        if stops and self._fleet.leads():
+            self._workers.stop(stops)
+        if starts and self._fleet.leads():
+            self._workers.start(starts, state)
+
+    def _attempt(self, act: Callable[[], None], action: Blame | Launch) -> None:
+        """Carry out one action, unless another controller leads meanwhile."""
+        if not self._fleet.leads():
+            return
         try:
-            match action:
-                case Launch():
-                    self._machines.launch(action, state)
-                case Blame():
-                    self._machines.record_failed_boot(action)
+            act()
         except FleetError as error:
             # The next round observes the outcome and decides again.
             log.warning("%s: %s", action, error)

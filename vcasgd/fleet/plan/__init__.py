@@ -67,7 +67,10 @@ nothing twice.
 from __future__ import annotations
 
 import uuid
+from collections.abc import Iterable
 from dataclasses import dataclass, field
+
+from vcasgd.schemas.costs import Offer
 
 
 @dataclass(frozen=True)
@@ -83,6 +86,11 @@ class Launch:
     jobs: tuple[str, ...] = field(default=(), compare=False)
     """Jobs that pay for the machines until a worker runs on them, one per machine; not part of the
     request to the cloud."""
+
+    def matching(self, offers: Iterable[Offer]) -> list[Offer]:
+        """Return those of the pool's offers that can answer it."""
+        types = self.machine_types
+        return [one for one in offers if one.zone == self.zone and one.machine_type in types]
 
 
 @dataclass(frozen=True)
@@ -129,9 +137,6 @@ class Blame:
     zone: str
     spot: bool
     reason: str
-
-
-Action = Launch | StartWorker | StopWorker | Terminate | Blame
 
 
 def launch_token(cluster: str, market: str, launches: int) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from vcasgd.fleet.observed import JobDemand, Observed
-from vcasgd.fleet.plan import Action, Blame, Launch, StopWorker, Terminate
+from vcasgd.fleet.plan import Blame, Launch, StartWorker, StopWorker, Terminate
 from vcasgd.fleet.plan.allocation import Allocation
 from vcasgd.schemas.fleet import Machine
 from vcasgd.spec.hardware import suits
@@ -40,38 +40,36 @@ class Waiting:
 
 @dataclass(frozen=True)
 class Plan:
-    """Actions of a round, and why jobs have fewer machines than they could use."""
+    """Actions of a round, and why jobs have fewer machines than they could use.
 
-    actions: list[Action]
+    Carry them out in this order: then carrying out only a part does no harm.
+    """
+
+    stops: list[StopWorker]
+    ends: list[Terminate]
+    blames: list[Blame]
+    starts: list[StartWorker]
+    launches: list[Launch]
     waiting: dict[str, Waiting]
 
 
-def decide(state: Observed, now: float) -> list[Action]:
-    """Return the actions of :func:`make_plan`."""
-    return make_plan(state, now).actions
-
-
 def make_plan(state: Observed, now: float) -> Plan:
-    """Return the plan for ``now`` (Unix seconds), given a state with a current history.
-
-    Stops come first and launches last, so carrying out only a part does no harm.
-    """
+    """Return the plan for ``now`` (Unix seconds), given a state with a current history."""
     failed = _failed(state, now)
     blames = _blames(state, failed)
     allocation = Allocation(state, failed, blames, now)
-    actions: list[Action] = [
+    stops = [
         *_stop_unwanted(state),
         *allocation.handovers,
         *allocation.moves(),
         *allocation.surplus(),
         *allocation.dear(),
-        *(Terminate(id_, reason) for id_, reason in failed.items()),
-        *blames,
-        *allocation.terminations(),
-        *allocation.starts,
-        *(launches := allocation.launches()),
     ]
-    return Plan(actions, _waiting(state, allocation.missing(), launches))
+    ends = [Terminate(id_, reason) for id_, reason in failed.items()]
+    ends += allocation.terminations()
+    launches = allocation.launches()
+    waiting = _waiting(state, allocation.missing(), launches)
+    return Plan(stops, ends, blames, allocation.starts, launches, waiting)
 
 
 def _failed(state: Observed, now: float) -> dict[str, str]:
