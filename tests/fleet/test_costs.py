@@ -9,15 +9,14 @@ import pytest
 from support.fleets import NOW, machine
 
 from vcasgd.fleet.costs import (
+    Budget,
     Doing,
     Meter,
-    affordable,
     charge,
     clock_amounts,
     commitment,
     last_charge,
     monthly_budgets,
-    pause_reason,
     report,
 )
 from vcasgd.fleet.observed import Limits
@@ -90,24 +89,19 @@ def test_old_machines_cost_until_they_are_gone_new_ones_a_minute() -> None:
 
 
 @pytest.mark.parametrize(
-    ("budget", "spent", "committed", "pauses"),
-    [
-        (None, 1e9, 1.0, False),
-        (5.0, 4.0, 0.99, False),
-        (5.0, 4.0, 1.0, True),
-        (5.0, 6.0, 0.1, True),
-        (5.0, 5.0, 0.0, True),
-    ],
+    ("spent", "committed", "pauses"),
+    [(4.0, 0.99, False), (4.0, 1.0, True), (6.0, 0.1, True), (5.0, 0.01, True)],
 )
 def test_a_job_pauses_before_its_budget_is_spent(
-    budget: float | None, spent: float, committed: float, pauses: bool
+    spent: float, committed: float, pauses: bool
 ) -> None:
-    assert bool(pause_reason(budget, spent, committed)) is pauses
+    budget = Budget("stop.max_cost_usd", 5.0, spent, committed, "raise it")
+    assert bool(budget.pause_reason(committed, 0.0)) is pauses
 
 
-def test_what_is_left() -> None:
-    assert affordable(5.0, 1.0, 1.5) == 2.5
-    assert affordable(5.0, 4.0, 1.5) == 0.0
+@pytest.mark.parametrize(("spent", "left"), [(1.0, 2.5), (4.0, 0.0)])
+def test_what_is_left(spent: float, left: float) -> None:
+    assert Budget("stop.max_cost_usd", 5.0, spent, 1.5, "raise it").affordable == left
 
 
 @pytest.mark.parametrize(

@@ -23,9 +23,6 @@ from vcasgd.schemas.fleet import Machine
 #: :func:`accrued` counts what is not booked yet.
 CHARGE_SECONDS = 10.0
 
-#: Field that the reason of a pause for the budget starts with.
-FIELD = "stop.max_cost_usd"
-
 
 class Doing(StrEnum):
     """Activity that a machine is paid for."""
@@ -234,44 +231,20 @@ def commitment(machines: Iterable[Machine], limits: Limits, now: float) -> float
     )
 
 
-def affordable(budget: float, spent: float, committed: float) -> float:
-    """Return USD that may still be committed."""
-    return max(0.0, budget - spent - committed)
-
-
-def pause_reason(
-    budget: float | None,
-    spent: float,
-    committed: float,
-    purpose: str = "spent until its machines are gone",
-    *,
-    field: str = FIELD,
-    remedy: str = "resume it with a larger budget",
-) -> str | None:
-    """Return why the job must be paused now, or None if it may continue until the next check.
-
-    ``field`` names the budget.
-    """
-    if budget is None or spent + committed < budget:
-        return None
-    return (
-        f"{field}: {spent:.4f} of {budget:g} USD are spent, and {committed:.4f} more would be "
-        f"{purpose}; to continue, {remedy}"
-    )
-
-
 @dataclass(frozen=True)
-class MonthlyBudget:
-    """Budget in USD of a calendar month, of the cluster or of the jobs of a user.
+class Budget:
+    """Budget in USD of a job, or of a calendar month of the cluster or of the jobs of a user.
 
-    ``spent`` is the cost in this month. ``committed``: what the present machines still cost if they
-    are given up now. ``jobs``: the number of jobs that share the rest.
+    ``spent`` counts against it. ``committed``: what the present machines still cost if they are
+    given up now. ``remedy``: how a job that was paused continues. ``jobs``: the number of jobs that
+    share the rest.
     """
 
     field: str
     usd: float
     spent: float
     committed: float
+    remedy: str
     jobs: int = 1
 
     @property
@@ -280,19 +253,23 @@ class MonthlyBudget:
         return max(0.0, self.usd - self.spent - self.committed) / max(self.jobs, 1)
 
     def pause_reason(self, own: float, least: float) -> str | None:
-        """Return why a job must be paused now, or None.
+        """Return why a job must be paused now, or None if it may continue until the next check.
 
         ``own``: what its machines are committed to; ``least``: the cost of the cheapest machine, if
         it has none. A job whose machines cost nothing goes on.
         """
-        remedy = "resume it next month, or after an administrator has raised the budget"
-        named = {"field": self.field, "remedy": remedy}
         if own > 0:
-            return pause_reason(self.usd, self.spent, self.committed, **named)
-        if least > 0:
-            what = "the least that a machine costs"
-            return pause_reason(self.usd, self.spent, self.committed + least, what, **named)
-        return None
+            more, purpose = self.committed, "spent until its machines are gone"
+        elif least > 0:
+            more, purpose = self.committed + least, "the least that a machine costs"
+        else:
+            return None
+        if self.spent + more < self.usd:
+            return None
+        return (
+            f"{self.field}: {self.spent:.4f} of {self.usd:g} USD are spent, and {more:.4f} more "
+            f"would be {purpose}; to continue, {self.remedy}"
+        )
 
 
 def monthly_budgets(
@@ -300,20 +277,21 @@ def monthly_budgets(
     spent: Mapping[str, float],
     committed: Mapping[str | None, float],
     jobs: Mapping[str | None, int],
-) -> dict[str | None, MonthlyBudget]:
+) -> dict[str | None, Budget]:
     """Return the budgets of users by their names, and that of the cluster as None.
 
     ``limits`` has those in USD. ``spent``, ``committed``, and ``jobs`` are those of each user; an
     empty name, and None, stand for jobs without one.
     """
-    budgets: dict[str | None, MonthlyBudget] = {}
+    budgets: dict[str | None, Budget] = {}
     for user, usd in limits.items():
         every = user is None
-        budgets[user] = MonthlyBudget(
+        budgets[user] = Budget(
             field="VCASGD_MONTHLY_BUDGET_USD" if every else f"max_usd_per_month of {user}",
             usd=usd,
             spent=sum(spent.values()) if every else spent.get(user or "", 0.0),
             committed=sum(committed.values()) if every else committed.get(user, 0.0),
+            remedy="resume it next month, or after an administrator has raised the budget",
             jobs=sum(jobs.values()) if every else jobs.get(user, 0),
         )
     return budgets

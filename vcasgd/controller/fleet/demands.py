@@ -8,13 +8,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from vcasgd.controller.fleet.costs import CostLedger, Speeds
 from vcasgd.errors import JobUnreadable, NotFound
 from vcasgd.fleet import deadline
-from vcasgd.fleet.costs import (
-    MonthlyBudget,
-    affordable,
-    commitment,
-    monthly_budgets,
-    pause_reason,
-)
+from vcasgd.fleet.costs import Budget, commitment, monthly_budgets
 from vcasgd.fleet.observed import JobDemand, Limits
 from vcasgd.fleet.plan.purchases import price_of
 from vcasgd.fleet.pools import PoolSpec, pools_of_job
@@ -118,7 +112,7 @@ class Demands:
         #: Outlooks on deadlines as they were recorded last.
         self._outlooks: dict[str, str] = {}
         #: Budgets of this month, by user, and that of the cluster.
-        self._months: Mapping[str | None, MonthlyBudget] = {}
+        self._months: Mapping[str | None, Budget] = {}
 
     def active_jobs(self, pools: Collection[str]) -> list[JobRecord]:
         """Return the active jobs, oldest first; fail those that none of ``pools`` can serve.
@@ -164,7 +158,7 @@ class Demands:
         spent = self._costs.spent_in_month(owners, now)
         self._months = monthly_budgets(given, spent, committed, running)
 
-    def _months_of(self, job: JobRecord) -> list[MonthlyBudget]:
+    def _months_of(self, job: JobRecord) -> list[Budget]:
         users = {None, job.owner}
         return [self._months[user] for user in users if user in self._months]
 
@@ -297,20 +291,15 @@ class Demands:
         ``own``: the machines that it pays for. ``least``: the cost of the cheapest machine. A job
         that can't pay it would wait forever.
         """
-        budget, months = job.spec.stop.max_cost_usd, self._months_of(job)
-        if budget is None and not months:
-            return None, None
-        committed, least = commitment(own, limits, now), 0.0 if own else least
-        reasons = [month.pause_reason(committed, least) for month in months]
-        rest = [month.affordable for month in months]
-        if budget is not None:
+        budgets, committed = self._months_of(job), commitment(own, limits, now)
+        if (usd := job.spec.stop.max_cost_usd) is not None:
             spent = self._costs.spent(job.id, now)
-            rest.append(affordable(budget, spent, committed))
-            reasons.append(pause_reason(budget, spent, committed))
-            if not own:
-                what = "the least that a machine costs"
-                reasons.append(pause_reason(budget, spent, least, what))
-        return min(rest), next(filter(None, reversed(reasons)), None)
+            remedy = "resume it with a larger budget"
+            budgets.insert(0, Budget("stop.max_cost_usd", usd, spent, committed, remedy))
+        if not budgets:
+            return None, None
+        reasons = (each.pause_reason(committed, 0.0 if own else least) for each in budgets)
+        return min(each.affordable for each in budgets), next(filter(None, reasons), None)
 
     def _inactive(self, job: str) -> JobRecord | None:
         """Return an ended job, whose state can't change any more."""
