@@ -191,7 +191,7 @@ def test_no_secret_on_any_command_line(rig: Rig, driver: Driver) -> None:
 def test_client_without_the_token_is_rejected(rig: Rig, driver: Driver) -> None:
     driver.see()
     stranger = f"""
-from vcasgd.cluster import Cluster
+from vcasgd.cluster.driver import Cluster
 Cluster.connect("{rig.address}", "{NAMESPACE}", timeout=5)
 """
     done = run_program([sys.executable, "-c", stranger])

@@ -11,7 +11,8 @@ import pytest
 from support.ports import free_port
 from support.processes import run_program
 
-from vcasgd.cluster import Cluster, Command, node_command
+from vcasgd.cluster.commands import Command, node_command
+from vcasgd.cluster.driver import Cluster
 from vcasgd.cluster.head import head_command
 from vcasgd.errors import ClusterError, SpecError
 from vcasgd.settings import Settings

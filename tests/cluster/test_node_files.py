@@ -11,7 +11,7 @@ from support.children import Process
 from support.ports import free_port
 from support.waiting import await_truth
 
-from vcasgd.cluster import node_command
+from vcasgd.cluster.commands import node_command
 
 
 def test_killed_node_without_a_folder_leaves_no_files(tmp_path: Path) -> None:

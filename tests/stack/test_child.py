@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from support.waiting import await_truth
 
-from vcasgd.cluster import Command
+from vcasgd.cluster.commands import Command
 from vcasgd.stack import PartState, StackHome
 from vcasgd.stack.child import FIRST_PAUSE_SECONDS, HEALTHY_SECONDS, MAX_PAUSE_SECONDS, Child
 from vcasgd.stack.home import LOG_BYTES

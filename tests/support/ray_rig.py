@@ -22,7 +22,8 @@ from support.fleet_records import PACKAGE, job_spec
 from support.ports import free_port, listens
 from support.processes import is_alive
 from support.waiting import PATIENCE, await_truth
-from vcasgd.cluster import Cluster, node_command
+from vcasgd.cluster.commands import node_command
+from vcasgd.cluster.driver import Cluster
 from vcasgd.cluster.head import head_command
 from vcasgd.controller.fleet.workplaces import Workplaces
 from vcasgd.errors import ClusterError

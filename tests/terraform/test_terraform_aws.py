@@ -18,7 +18,7 @@ from support.machine_roots import metadata_of
 from support.processes import run_program
 from support.terraform_harness import REPOSITORY, EmulatedAws, Terraform, emulated_aws, need
 
-from vcasgd.cluster import node_command
+from vcasgd.cluster.commands import node_command
 from vcasgd.fleet.pools import AwsPoolSpec, parse_pools
 from vcasgd.fleet.providers.base import MACHINE_ID, Boot
 from vcasgd.fleet.providers.user_data import boot_environment, combined, worker_script

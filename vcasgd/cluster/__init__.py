@@ -8,7 +8,8 @@ Failures and their effects:
 
 * **Head** (Ray's control service and the processes beside it): nodes and workers continue for
   :data:`~vcasgd.cluster.commands.OUTAGE_SECONDS`. A head restarted with the same command reads its
-  state from the ledger and finds them. A driver does not survive the head: see :class:`Cluster`.
+  state from the ledger and finds them. A driver does not survive the head: see
+  :class:`~vcasgd.cluster.driver.Cluster`.
 * **Ledger**: the head exits within three heartbeats and about two seconds. Restart the ledger,
   then the head.
 * **Node**: reported dead after four heartbeats if its process was killed, and after nine if the
@@ -18,19 +19,3 @@ Failures and their effects:
 Anyone who can connect to Ray's ports can run code as its user. The ports listen on all interfaces
 without encryption: pass the same ``token`` to every command, and protect them with a firewall.
 """
-
-from vcasgd.cluster.commands import (
-    TEMP_DIR_BYTES,
-    WORKER_MODULES,
-    Command,
-    node_command,
-)
-from vcasgd.cluster.driver import Cluster
-
-__all__ = [
-    "TEMP_DIR_BYTES",
-    "WORKER_MODULES",
-    "Cluster",
-    "Command",
-    "node_command",
-]

@@ -7,8 +7,8 @@
 
 The controller holds a lease in the ledger, so that a second one can stand by. After a restart it
 finds its machines by their tag, its workers through Ray, and its jobs in the ledger. The process
-ends when Ray's head is lost, as :class:`~vcasgd.cluster.Cluster` requires, and its supervisor
-restarts it. Jobs continue meanwhile.
+ends when Ray's head is lost, as :class:`~vcasgd.cluster.driver.Cluster` requires, and its
+supervisor restarts it. Jobs continue meanwhile.
 """
 
 from __future__ import annotations

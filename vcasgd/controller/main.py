@@ -8,7 +8,7 @@ import signal
 import threading
 from typing import NoReturn
 
-from vcasgd.cluster import Cluster
+from vcasgd.cluster.driver import Cluster
 from vcasgd.controller import STACK_STOPS
 from vcasgd.controller.fleet.act import hand_in
 from vcasgd.controller.fleet.fleet import Fleet

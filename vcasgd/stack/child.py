@@ -13,7 +13,7 @@ from functools import partial
 
 from vcasgd.backoff import backoff
 from vcasgd.child_process import kill
-from vcasgd.cluster import Command
+from vcasgd.cluster.commands import Command
 from vcasgd.errors import StackError
 from vcasgd.fleet.providers.local.processes import Process, kill_all
 from vcasgd.fork_server import die_with

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from pydantic import SecretStr
 
-from vcasgd.cluster import TEMP_DIR_BYTES
+from vcasgd.cluster.commands import TEMP_DIR_BYTES
 from vcasgd.container_limits import memory_bytes
 from vcasgd.errors import PortInUse, StackError
 from vcasgd.gateway.relay import ensure_certificate

@@ -11,7 +11,7 @@ from functools import partial
 
 import httpx
 
-from vcasgd.cluster import Command
+from vcasgd.cluster.commands import Command
 from vcasgd.cluster.head import head_command
 from vcasgd.controller import MAX_HAND_IN_SECONDS, STACK_STOPS
 from vcasgd.errors import SpecError, StoreUnavailable

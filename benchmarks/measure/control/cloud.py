@@ -9,7 +9,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TextIO, cast
 
-from vcasgd.cluster import Cluster
+from vcasgd.cluster.driver import Cluster
 from vcasgd.controller.fleet.pools import PoolRegistry
 from vcasgd.fleet.pools import LocalPoolSpec
 from vcasgd.fleet.providers.base import Boot, Provider

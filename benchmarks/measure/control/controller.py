@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TextIO
 
 from benchmarks.measure.control.cloud import SimulatedCloud, SimulatedPools, as_cluster
-from vcasgd.cluster import Cluster
+from vcasgd.cluster.driver import Cluster
 from vcasgd.controller.fleet.loop import FleetLoop
 from vcasgd.controller.fleet.pools import PoolRegistry
 from vcasgd.controller.main import Controller

@@ -13,7 +13,7 @@ from concurrent.futures import Future
 from functools import partial
 from typing import Any
 
-from vcasgd.cluster import WORKER_MODULES, node_command
+from vcasgd.cluster.commands import WORKER_MODULES, node_command
 from vcasgd.controller import MAX_HAND_IN_SECONDS
 from vcasgd.controller.fleet.cloud_calls import FAILED_BOOT_SECONDS, CallKind, NotLeading
 from vcasgd.controller.fleet.fleet import Fleet

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from vcasgd.cluster import Cluster
+from vcasgd.cluster.driver import Cluster
 from vcasgd.controller.fleet.cloud_cache import CloudCache
 from vcasgd.controller.fleet.cloud_calls import CloudCalls, LaunchHistory
 from vcasgd.controller.fleet.costs import CostLedger, Speeds

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from pydantic import ValidationError
 
 from vcasgd.backoff import backoff
-from vcasgd.cluster import Cluster
+from vcasgd.cluster.driver import Cluster
 from vcasgd.errors import Cause, CloudUnavailable, ClusterError, StoreError
 from vcasgd.fleet.notices import Notice, NoticeKind
 from vcasgd.fleet.observed import WorkerView
