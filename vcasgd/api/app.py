@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
 import json
 from collections.abc import Awaitable, Callable
 from functools import cache
@@ -10,8 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from fastapi import APIRouter, FastAPI, Request, Response
-from fastapi.openapi.utils import get_openapi
-from fastapi.responses import HTMLResponse, RedirectResponse
+from fastapi.responses import RedirectResponse
 from fastapi.routing import APIRoute
 from starlette.middleware.gzip import DEFAULT_EXCLUDED_CONTENT_TYPES, GZipMiddleware
 
@@ -64,8 +62,9 @@ def create_app(
     app = FastAPI(
         title="vcasgd",
         version=vcasgd.__version__,
-        openapi_url=None,  # _document serves it
-        # these pages would load scripts from third parties; _reference serves another one
+        summary="Train PyTorch models on spot, preemptible and volunteer machines.",
+        openapi_url=None,  # an own route serves it, and a page
+        # these pages would load scripts from third parties
         docs_url=None,
         redoc_url=None,
         redirect_slashes=False,
@@ -90,8 +89,11 @@ def create_app(
     app.add_middleware(Authentication, callers=services.callers, prefix="/api/", public=PUBLIC)
     app.add_middleware(RequestIds)
     app.openapi = lambda: _openapi(app)  # type: ignore[method-assign]
-    routes = {OPENAPI: _document(app), reference.PATH: _reference(app)}
-    routes |= dict.fromkeys(reference.USUAL, _to_reference)
+    routes = {
+        OPENAPI: _made_once(lambda: json.dumps(app.openapi()), "application/json"),
+        reference.PATH: _made_once(lambda: reference.page(app.openapi()), "text/html"),
+        **dict.fromkeys(reference.USUAL, _to_reference),
+    }
     for path, route in routes.items():
         app.add_route(path, route, methods=["GET", "HEAD"], include_in_schema=False)
     return app
@@ -124,37 +126,14 @@ def _token(settings: Settings) -> str:
     return token
 
 
-def _document(app: FastAPI) -> Callable[[Request], Awaitable[Response]]:
-    """Return the route of the OpenAPI document, which is encoded once.
-
-    It is long, and visitors may ask for it as often as they like.
-    """
-
-    @cache
-    def encoded(*, compressed: bool) -> bytes:
-        text = json.dumps(app.openapi(), ensure_ascii=False, separators=(",", ":")).encode()
-        return gzip.compress(text, GZIP_LEVEL) if compressed else text
-
-    async def openapi(request: Request) -> Response:
-        compressed = "gzip" in request.headers.get("accept-encoding", "")
-        headers = {"Vary": "Accept-Encoding"}
-        if compressed:
-            headers["Content-Encoding"] = "gzip"
-        body = encoded(compressed=compressed)
-        return Response(body, headers=headers, media_type="application/json")
-
-    return openapi
-
-
-def _reference(app: FastAPI) -> Callable[[Request], Awaitable[Response]]:
-    """Return the route of the page that shows the OpenAPI document."""
-
-    @cache
-    def made() -> str:
-        return reference.page(app.openapi())
+def _made_once(
+    make: Callable[[], str], media_type: str
+) -> Callable[[Request], Awaitable[Response]]:
+    """Return a route of a text that is made for the first request."""
+    made = cache(make)
 
     async def show(_request: Request) -> Response:
-        return HTMLResponse(made(), headers=HEADERS)
+        return Response(made(), headers=HEADERS, media_type=media_type)
 
     return show
 
@@ -164,13 +143,6 @@ async def _to_reference(_request: Request) -> Response:
 
 
 def _openapi(app: FastAPI) -> dict[str, Any]:
-    if app.openapi_schema is None:
-        schema = get_openapi(
-            title=app.title,
-            version=app.version,
-            summary="Train PyTorch models on spot, preemptible and volunteer machines.",
-            routes=app.routes,
-        )
-        schema["components"]["schemas"]["Problem"] = Problem.model_json_schema()
-        app.openapi_schema = schema
-    return app.openapi_schema
+    document = FastAPI.openapi(app)
+    document["components"]["schemas"]["Problem"] = Problem.model_json_schema()
+    return document
