@@ -281,14 +281,10 @@ class PoolSpec(StrictModel):
         return value
 
     @model_validator(mode="after")
-    def _local_name(self) -> PoolSpec:
+    def _fits_its_provider(self) -> PoolSpec:
         # the command line submits jobs for this pool without asking about costs
         if self.name == LOCAL_POOL and self.provider != "local":
             raise ValueError(f"the name {LOCAL_POOL} is reserved for the provider local")
-        return self
-
-    @model_validator(mode="after")
-    def _owners(self) -> PoolSpec:
         if self.trust == "volunteer" and self.provider not in JOINING_PROVIDERS:
             # An owner is the token that a machine joined with.
             raise ValueError("trust: volunteer is for pools whose machines join")

@@ -376,32 +376,16 @@ class JobSpec(StrictModel, metaclass=_Constructor):
         raise PydanticCustomError("length", "{field}: {problem}", details)
 
     @model_validator(mode="after")
-    def _one_deadline(self) -> JobSpec:
+    def _consistent(self) -> JobSpec:
         if self.finish_by is not None and self.within is not None:
             raise ValueError("finish_by and within are both set; remove one of them")
-        return self
-
-    @model_validator(mode="after")
-    def _one_state(self) -> JobSpec:
         if self.ema is not None and isinstance(self.update, SmaSpec):
             raise ValueError("ema can't be combined with the rule sma, which averages itself")
-        return self
-
-    @model_validator(mode="after")
-    def _each_variable_once(self) -> JobSpec:
         if both := sorted(self.env.keys() & self.secrets.keys()):
             raise ValueError(f"{both[0]} is in env and in secrets; remove it from one of them")
-        return self
-
-    @model_validator(mode="after")
-    def _skips_alone(self) -> JobSpec:
-        if self.skips_bad_samples and self.workers.gpus not in (None, 1):
-            raise ValueError("on_bad_sample: skip can't be combined with workers.gpus; set it to 1")
-        return self
-
-    @model_validator(mode="after")
-    def _enough_gpus(self) -> JobSpec:
         together, asked = self.workers.gpus, self.resources and self.resources.gpus
+        if self.skips_bad_samples and together not in (None, 1):
+            raise ValueError("on_bad_sample: skip can't be combined with workers.gpus; set it to 1")
         if isinstance(together, int) and asked and asked < together:
             raise ValueError(
                 f"workers.gpus: {together} GPUs train as one worker, and resources.gpus asks for "
