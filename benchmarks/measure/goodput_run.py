@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import Protocol
 
 from benchmarks.measure.goodput import GoodputFigures, MachineLife, Observations
-from vcasgd.chaos.killers import Killer, await_result
+from vcasgd.chaos.faults import await_fault
+from vcasgd.chaos.killers import Killer
 from vcasgd.client import Client
 from vcasgd.errors import StackError, StoreError
 from vcasgd.fleet.histories import machines
@@ -153,7 +154,7 @@ class _GoodputRun:
 
     def measure(self) -> GoodputFigures:
         options, seen = self._options, self._observer.seen
-        await_result(self._all_push, f"{options.workers} machines that push")
+        await_fault(self._all_push, f"no {options.workers} machines that push")
         self._log(f"{options.workers} machines train")
         settled_after = self._settle()
         self._log(f"{options.quiet_seconds:g} s without faults")
@@ -220,7 +221,7 @@ class _GoodputRun:
             self._log(f"{at:6.1f} s: kill {options.kill_part}")
             self._killer.kill_part(options.kill_part, self._random)
             return
-        machine = self._random.choice(await_result(self._victims, "machine that trains"))
+        machine = self._random.choice(await_fault(self._victims, "no machine that trains"))
         if options.notice is None:
             self._log(f"{at:6.1f} s: kill {machine.id}")
             self._provider.kill(machine.id)

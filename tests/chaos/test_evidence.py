@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from support.stacks import server_url
 
-from vcasgd.chaos import killers
+from vcasgd.chaos import faults
 from vcasgd.chaos.audit import audit, describe
 from vcasgd.chaos.audited_job import as_lines, collect, counting_spec
 from vcasgd.settings import Settings
@@ -74,7 +74,7 @@ def test_unreachable_ledger_hides_no_other_evidence(home: StackHome) -> None:
 @pytest.mark.extended
 def test_failed_audit_keeps_its_folder(monkeypatch: pytest.MonkeyPatch) -> None:
     # Given a fault that has no time to find a target
-    monkeypatch.setattr(killers, "FIRE_SECONDS", 0.0)
+    monkeypatch.setattr(faults, "FIRE_SECONDS", 0.0)
 
     report = audit(lambda _text: None, kills=7, seed=SEED)
 

@@ -18,7 +18,7 @@ from support.children import Process as Program
 from support.missing import skip_here
 from support.waiting import PATIENCE, await_truth
 
-from vcasgd.chaos import faults, network
+from vcasgd.chaos import faults
 from vcasgd.chaos.faults import (
     Clocks,
     freeze,
@@ -282,7 +282,7 @@ def test_packets_of_one_process_are_lost_in_one_direction(
 def test_a_loss_without_packets_did_not_fire(
     group: ControlGroup, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(network, "FIRE_SECONDS", 0.1)
+    monkeypatch.setattr(faults, "FIRE_SECONDS", 0.1)
     loss = packet_loss("it", group, 1, "to-server")
     with pytest.raises(StackError, match="the fault did not fire: no packet of it"), loss:
         pass

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TypeVar
 
 import psutil
 
@@ -24,11 +25,13 @@ from vcasgd.errors import StackError
 from vcasgd.fleet.providers.local.processes import Process
 from vcasgd.fleet.providers.local.provider import LocalProvider
 
-#: Seconds for a fault to take effect.
-FIRE_SECONDS = 30.0
-POLL_SECONDS = 0.01
+#: Seconds for a fault to find a target and take effect.
+FIRE_SECONDS = 300.0
+POLL_SECONDS = 0.05
 #: Size of the disk of checkpoints in bytes; the audited job's have a few kilobytes.
 DISK_BYTES = 16 * 2**20
+T = TypeVar("T")
+
 _BLOCK = bytes(2**16)
 _SOURCE = Path(__file__).with_name("clock.c")
 #: The content of a process's file: seconds after the true time, reads of an untrue time, and the
@@ -36,13 +39,15 @@ _SOURCE = Path(__file__).with_name("clock.c")
 _CLOCK = struct.Struct("lLl")
 
 
-def await_fault(fired: Callable[[], object], why: str) -> None:
-    """Return once a fault has taken effect; otherwise raise :class:`StackError`, which says why."""
+def await_fault(poll: Callable[[], T | None], why: str) -> T:
+    """Return the first result that isn't empty; without one, raise :class:`StackError`, which says
+    why the fault did not fire."""
     deadline = time.monotonic() + FIRE_SECONDS
-    while not fired():
+    while not (result := poll()):
         if time.monotonic() > deadline:
             raise StackError(f"the fault did not fire: {why}")
         time.sleep(POLL_SECONDS)
+    return result
 
 
 def check_lasted(lasted: bool, why: str) -> None:

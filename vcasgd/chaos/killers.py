@@ -7,8 +7,8 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import TypeVar
 
+from vcasgd.chaos.faults import await_fault
 from vcasgd.errors import StackError, StoreError
 from vcasgd.fleet.providers.local.processes import Process, kill_all, processes_of
 from vcasgd.fleet.providers.local.provider import LocalProvider
@@ -20,13 +20,8 @@ from vcasgd.store.connection import connect
 from vcasgd.store.ledger.jobs import Jobs
 from vcasgd.store.sentinel import named_primary
 
-T = TypeVar("T")
-
-#: Seconds for a fault to find a target and take effect.
-FIRE_SECONDS = 300.0
 #: Number of heartbeat intervals after which a worker does not count as training.
 FRESH_HEARTBEATS = 4
-POLL_SECONDS = 0.05
 
 
 class Target(StrEnum):
@@ -107,7 +102,7 @@ class Killer:
     ) -> tuple[str, Process, Callable[[], set[Process]]]:
         """Return a part's name, its process, and a function that finds its helpers, too."""
         name = self.name_of(kind, rng)
-        process = await_result(lambda: self._part_process(name), f"{name} to disturb")
+        process = await_fault(lambda: self._part_process(name), f"no {name} to disturb")
         return name, process, lambda: processes_of(mark(self._home, name), process)
 
     def name_of(self, kind: str, rng: random.Random) -> str:
@@ -116,7 +111,7 @@ class Killer:
         return rng.choice(sorted(name for name in parts if kind_of(name) == kind))
 
     def _kill_named(self, target: str, name: str) -> Fault:
-        process = await_result(lambda: self._part_process(name), f"{name} to kill")
+        process = await_fault(lambda: self._part_process(name), f"no {name} to kill")
         at = time.time()
         if not kill_all(mark(self._home, name), process) or process.alive():
             raise StackError(f"{name} could not be killed")
@@ -129,8 +124,8 @@ class Killer:
         state, before = StackState.read(self._home.path), self._primary(service)
         name = next(each for each in (service, replica_of(service)) if state.ports[each] == before)
         fault = self._kill_named(target, name)
-        await_result(
-            lambda: self._primary(service) not in (None, before), f"new primary of {service}"
+        await_fault(
+            lambda: self._primary(service) not in (None, before), f"no new primary of {service}"
         )
         return fault
 
@@ -151,7 +146,7 @@ class Killer:
             except StoreError:
                 return False
 
-        await_result(has_replica, f"replica of {name}")
+        await_fault(has_replica, f"no replica of {name}")
         client.close()
 
     def _part_process(self, name: str) -> Process | None:
@@ -177,15 +172,15 @@ class Killer:
             self._provider.evict(machine.id, notice)
 
         # An exiting process loses its marker first, so that only its number finds it.
-        await_result(
+        await_fault(
             lambda: self._is_gone(machine.id) and not any(each.alive() for each in processes),
-            f"end of {machine.id}",
+            f"no end of {machine.id}",
         )
         return Fault(target, machine.id, at, lambda: len(self.busy_machines()) >= workers)
 
     def await_busy(self) -> list[Machine]:
         """Return the machines whose worker trains, once there is one."""
-        busy = await_result(self.busy_machines, "machine with a training worker")
+        busy = await_fault(self.busy_machines, "no machine with a training worker")
         return sorted(busy, key=lambda one: one.id)
 
     def _is_gone(self, machine: str) -> bool:
@@ -205,15 +200,3 @@ class Killer:
             for one in self._provider.machines()
             if one.id in training and one.state is MachineState.RUNNING
         ]
-
-
-def await_result(poll: Callable[[], T | None], what: str) -> T:
-    """Return the first non-empty result, or raise :class:`StackError` after a time limit."""
-    deadline = time.monotonic() + FIRE_SECONDS
-    while True:
-        result = poll()
-        if result:
-            return result
-        if time.monotonic() > deadline:
-            raise StackError(f"the fault did not fire: no {what} within {FIRE_SECONDS:.0f} s")
-        time.sleep(POLL_SECONDS)

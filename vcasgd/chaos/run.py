@@ -23,6 +23,7 @@ from vcasgd.chaos.audited_job import (
 )
 from vcasgd.chaos.faults import (
     Clocks,
+    await_fault,
     freeze,
     full_disk,
     limited_capacity,
@@ -30,7 +31,7 @@ from vcasgd.chaos.faults import (
     small_disk,
     step_clock,
 )
-from vcasgd.chaos.killers import Killer, Target, await_result
+from vcasgd.chaos.killers import Killer, Target
 from vcasgd.chaos.network import ControlGroup, packet_loss
 from vcasgd.chaos.scenario import Injection, Scenario, max_gap, schedule, shortfalls
 from vcasgd.errors import StackError, StoreError, VcasgdError
@@ -151,7 +152,7 @@ class _ScenarioRun:
         Raises :class:`StackError` if a fault did not fire or training does not go on.
         """
         plan = self._plan
-        await_result(self._all_machines_train, "training machines")
+        await_fault(self._all_machines_train, "not all machines train")
         machines, restarts = self._machines(), self._restarts()
         with Progress(self._job) as progress:
             start = time.monotonic()
@@ -198,11 +199,11 @@ class _ScenarioRun:
     def _settle(self, progress: Progress) -> None:
         """Wait for progress after the last fault, and then for its later effects."""
         ended = time.monotonic()
-        await_result(lambda: progress.moments[-1] > ended, "progress after the last fault")
+        await_fault(lambda: progress.moments[-1] > ended, "no progress after the last fault")
         if self._victim is not None:
-            await_result(
+            await_fault(
                 lambda: self._victim in {one.id for one in self._killer.busy_machines()},
-                f"training on {self._victim} after the last fault",
+                f"no training on {self._victim} after the last fault",
             )
         time.sleep(SETTLE_SECONDS)
         if self._job.has_ended():
