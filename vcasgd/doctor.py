@@ -152,7 +152,6 @@ def _used(gpu: Gpu) -> str:
 
 
 def python(version: Sequence[int]) -> Findings:
-    """Check the version of Python."""
     if tuple(version) < OLDEST_PYTHON:
         found = ".".join(map(str, version))
         yield _error("python", f"this is Python {found}", "install Python 3.11 or newer")

@@ -431,6 +431,5 @@ class ForkedCommand:
         return self.returncode
 
     def kill(self) -> None:
-        """Kill the command."""
         with contextlib.suppress(OSError):
             self._connection.shutdown(socket.SHUT_WR)

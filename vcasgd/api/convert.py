@@ -121,7 +121,6 @@ def _progress(job: JobRecord) -> ProgressView:
 
 
 def staleness_view(job: JobRecord) -> StalenessView:
-    """Return the staleness of all updates of a job."""
     counts = {int(key): int(n) for key, n in job.totals.get("staleness", {}).items()}
     buckets = [
         StalenessBucket(staleness=each, updates=counts.get(each, 0))

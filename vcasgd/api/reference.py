@@ -31,7 +31,6 @@ _EXAMPLE = escape('curl -H "Authorization: Bearer $VCASGD_TOKEN" http://127.0.0.
 
 
 def page(document: Mapping[str, Any]) -> str:
-    """Return the page for an OpenAPI document."""
     groups = routes(document)
     schemas = document["components"]["schemas"]
     info = document["info"]

@@ -194,7 +194,6 @@ class AuditedJob:
         self.ledger.close()
 
     def tensors_urls(self) -> list[str]:
-        """Return the URLs of the tensors servers."""
         return [self._url(name) for name in part_names("tensors", self._state.store_nodes)]
 
     @property
@@ -290,7 +289,6 @@ def copy_ray_logs(state: StackState, folder: Path) -> None:
 
 
 def as_lines(evidence: Evidence) -> Iterator[str]:
-    """Yield the evidence as lines of text."""
     for title, lines in evidence.items():
         yield f"{title}:"
         yield from (f"    {line}" for line in lines)

@@ -124,7 +124,6 @@ class PacketFilter:
             self._opened = opened.pop_all()
 
     def dropped(self) -> int:
-        """Return the number of packets that were dropped."""
         key, value = ctypes.c_uint32(0), ctypes.c_uint64(0)
         addresses = ctypes.addressof(key), ctypes.addressof(value)
         _bpf(_MAP_LOOKUP, "I4xQQQ", self._counter, *addresses, 0)

@@ -58,7 +58,6 @@ class Job(JobView):
     _api: Transport = PrivateAttr()
 
     def __str__(self) -> str:
-        """Return the job on one line."""
         best = f", best {self.best}" if self.best else ""
         return f"{self.id} {self.state}, {self.progress.fraction:.0%} done{best}"
 

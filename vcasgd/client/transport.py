@@ -73,7 +73,6 @@ class Transport:
             )
 
     def close(self) -> None:
-        """Close all connections."""
         self._http.close()
 
     def call(self, method: str, path: str, **options: Any) -> httpx.Response:

@@ -163,7 +163,6 @@ class PoolStatus:
         return self.provider == JOIN
 
     def market(self, zone: str, spot: bool) -> Market:
-        """Return a market."""
         return self.markets.get((zone, spot), Market())
 
     def launching_of(self, *, spot: bool) -> int:

@@ -226,7 +226,6 @@ class TrainerTask(Task):
 
     @property
     def callbacks(self) -> StepCallbacks:
-        """The trainer's callbacks."""
         if self._callbacks is None:
             self._callbacks = StepCallbacks(self.trainer, self._length())
         return self._callbacks

@@ -81,7 +81,6 @@ class KnownMachines:
             return cls.without_ledger(home)
 
     def of(self, pools: Collection[str]) -> tuple[str, ...]:
-        """Return the machines of some pools."""
         return tuple(name for name, pool in self.machines.items() if pool in pools)
 
 

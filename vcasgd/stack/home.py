@@ -108,7 +108,6 @@ class StackHome:
         return self.logs / f"{name}.log"
 
     def open_log(self, name: str) -> IO[bytes]:
-        """Open a log for appending."""
         return self.log(name).open("ab")
 
     def limit_log(self, name: str) -> None:
@@ -237,7 +236,6 @@ class StackState:
             shutil.rmtree(self.scratch, ignore_errors=True)
 
     def raise_error(self) -> None:
-        """Raise the error that made the stack fail."""
         if self.error is not None:
             name, message, remedy = self.error
             raise getattr(errors, name, StackError)(message, remedy=remedy)

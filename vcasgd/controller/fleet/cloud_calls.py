@@ -221,7 +221,6 @@ class LaunchHistory:
     # -- answers -------------------------------------------------------------------------------
 
     def granted(self, launch: Launch) -> None:
-        """Record a launch that was granted."""
         name = market_name(launch.pool, launch.zone, launch.spot)
         row = self.pool(name)
         row = replace(row, launches=row.launches + 1, failures=0)

@@ -363,7 +363,6 @@ def _store_as_cloud() -> Iterator[None]:
 
 
 def _with_state(machine: Machine, report: MachineReport, end: MachineEnd | None) -> Machine:
-    """Return a machine with its present state."""
     if not report.leaving and end is None:
         return machine
     return machine.model_copy(

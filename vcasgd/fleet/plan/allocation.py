@@ -131,7 +131,6 @@ class Allocation:
         ]
 
     def launches(self) -> list[Launch]:
-        """Return the launches of this round."""
         return self._markets.launches()
 
     def _why_end(self, one: Machine) -> str | None:

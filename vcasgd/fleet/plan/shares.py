@@ -186,7 +186,6 @@ class Staff:
         return self.replaceable.popleft()
 
     def all(self) -> list[WorkerView]:
-        """Return all workers."""
         return [*self.on_demand, *self.others, *self.replaceable, *self.dear]
 
 

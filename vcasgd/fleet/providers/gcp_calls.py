@@ -176,7 +176,6 @@ def priced(spec: GcpPoolSpec, kind: str, table: PriceTable) -> tuple[ListPrice, 
 
 
 def is_spot(machine: Any) -> bool:
-    """Return True for a spot machine."""
     return bool(machine.scheduling.provisioning_model == "SPOT")
 
 

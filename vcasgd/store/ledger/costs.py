@@ -39,7 +39,6 @@ class Booking:
 
     @property
     def words(self) -> _Words:
-        """The words for the script."""
         keys = LedgerKeys(self.job) if self.job else None
         costs, record = (keys.costs, keys.record) if keys else (names.METERS, "")
         meter = names.METERS, self.machine, self.before or "", self.after
@@ -57,7 +56,6 @@ class Advance:
 
     @property
     def words(self) -> _Words:
-        """The words for the script."""
         keys, before = LedgerKeys(self.job), _clock(self.before)
         return keys.costs, CLOCK, before, _clock(self.after), keys.costs, before, keys.record
 

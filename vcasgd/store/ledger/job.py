@@ -122,7 +122,6 @@ class ModelFacts:
 
     @property
     def store_nodes(self) -> int:
-        """Number of store nodes."""
         return self.nodes or self.shards
 
     @property

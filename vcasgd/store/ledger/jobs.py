@@ -183,7 +183,6 @@ class Jobs(EventLog):
         return [job.decode() for job in self._ledger.zrevrange(names.JOBS, 0, most - 1)]
 
     def states(self) -> Counter[JobState]:
-        """Return the number of jobs in each state."""
         records = (LedgerKeys(job).record for job in self.newest(0))
         values = self._ledger.of_each("HGET", records, "state")
         names = {state.value.encode(): state for state in JobState}

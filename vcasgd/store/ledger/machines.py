@@ -63,7 +63,6 @@ class JoinedMachine(_FleetEntry):
 
     @property
     def name(self) -> str:
-        """The machine's name."""
         return self.machine.id
 
     def sent(self, token: str, digest: str | None, secret: str) -> bool:
@@ -267,7 +266,6 @@ class WorkerOrders:
         self._ledger = ledger
 
     def all(self) -> dict[str, list[WorkerOrder]]:
-        """Return the orders by machine."""
         rows = self._ledger.hgetall(names.WORKER_ORDERS)
         return {name.decode(): _read_orders(name.decode(), row) for name, row in rows.items()}
 
@@ -284,7 +282,6 @@ class WorkerOrders:
 
 
 def _machine(name: str, pool: str, request: JoinRequest, now: float) -> Machine:
-    """Return a machine that joins."""
     # Rounded, so that a pool has few kinds.
     memory, of_gpu = round(request.memory_mb / 1e3), round((request.gpu_memory_mb or 0) / 1e3)
     return Machine(
@@ -321,7 +318,6 @@ def _read(kind: type[Kind], name: str, row: bytes | None) -> Kind | None:
 
 
 def to_json(orders: Iterable[WorkerOrder]) -> str:
-    """Return the JSON of a machine's orders."""
     return _ORDERS.dump_json([*orders]).decode()
 
 

@@ -45,7 +45,6 @@ class SubtaskStates:
     letters: NDArray[np.uint8]
 
     def counts(self) -> dict[str, int]:
-        """Return the number of subtasks in each state."""
         return {each.value: int((self.letters == ord(each)).sum()) for each in SubtaskState}
 
     def text(self, per_letter: int = 1) -> str:

@@ -139,7 +139,6 @@ class MachineDirectory:
         return self.path / "notice"
 
     def marked_terminated(self) -> bool:
-        """Return True if the machine was ended."""
         return (self.path / "condemned.json").exists()
 
     def mark_terminated(self, reason: str) -> None:
@@ -167,7 +166,6 @@ class MachineDirectory:
         return dead
 
     def remove(self) -> None:
-        """Delete the directory."""
         shutil.rmtree(self.path, ignore_errors=True)
 
     def gone_reason(self, now: float) -> str | None:
