@@ -7,7 +7,6 @@ import os
 import resource
 import shutil
 import socket
-import sys
 import time
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
@@ -39,7 +38,6 @@ from vcasgd.stack.control import EXTRA, REMEDY
 from vcasgd.store.embedded import server_binary
 
 MEGABYTE = 1_000_000
-OLDEST_PYTHON = (3, 11)
 #: Ray and both servers need about this much; jobs need more.
 MIN_MEMORY = 2_000 * MEGABYTE
 #: Checkpoints, unpacked code, and logs of a small job.
@@ -84,7 +82,6 @@ def findings(url: str | None = None, token: str | None = None) -> list[Finding]:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     files = hard if soft == resource.RLIM_INFINITY else soft
     checks = [
-        python(sys.version_info[:2]),
         packages(),
         libraries(missing_libraries()),
         dashboard(STATIC),
@@ -149,12 +146,6 @@ def _used(gpu: Gpu) -> str:
 
 
 # -- this installation and machine -----------------------------------------------------------------
-
-
-def python(version: Sequence[int]) -> Findings:
-    if tuple(version) < OLDEST_PYTHON:
-        found = ".".join(map(str, version))
-        yield _error("python", f"this is Python {found}", "install Python 3.11 or newer")
 
 
 def packages() -> Findings:

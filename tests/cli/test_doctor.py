@@ -213,7 +213,6 @@ def test_a_pool_without_free_machines_is_sound(run: Run, api: dict[str, Any], re
 @pytest.mark.parametrize(
     ("found", "check", "severity"),
     [
-        (doctor.python((3, 10)), "python", Severity.ERROR),
         (doctor.package(Requirement("ray<3"), "3.1"), "packages", Severity.ERROR),
         (doctor.package(Requirement("ray<3"), None), "packages", Severity.ERROR),
         (doctor.libraries(["ray"]), "stack", Severity.WARNING),
@@ -233,7 +232,7 @@ def test_broken_machine_is_one_finding(
 
 
 def test_sound_and_unknown_values_are_no_findings() -> None:
-    checks = [doctor.python((3, 12)), doctor.memory(10**11), doctor.memory(None),
+    checks = [doctor.memory(10**11), doctor.memory(None),
               doctor.disk(Path("/home"), 10**11), doctor.disk(Path("/home"), None),
               doctor.shared_memory(None), doctor.open_files(None)]  # fmt: skip
     assert [finding for check in checks for finding in check] == []
