@@ -156,19 +156,11 @@ def clock_amounts(meters: Iterable[Meter], clock: float, now: float) -> dict[str
 
     The amounts are the sums of those of a :class:`Charge` for each running meter.
     """
-    seconds: defaultdict[tuple[str, bool, Doing, float, float], float] = defaultdict(float)
+    sums: defaultdict[str, float] = defaultdict(float)
     for each in meters:
         if each.running and each.until < now:
-            kind = (
-                each.pool, each.spot, each.doing,
-                each.price_per_hour, each.on_demand_price_per_hour,
-            )  # fmt: skip
-            seconds[kind] += now - max(each.until, clock)
-    sums: defaultdict[str, float] = defaultdict(float)
-    for (pool, spot, doing, price, on_demand), total in seconds.items():
-        meter = Meter(0.0, 0.0, None, doing, pool, spot, price, on_demand)
-        for name, amount in _amounts(meter, total, 0.0).items():
-            sums[name] += amount
+            for name, amount in _amounts(each, now - max(each.until, clock), 0.0).items():
+                sums[name] += amount
     return dict(sums)
 
 
