@@ -39,7 +39,6 @@ from vcasgd.spec.problems import spec_errors
 from vcasgd.spec.update import unstable_settings
 from vcasgd.storage.checkpoints import Checkpoints
 from vcasgd.storage.objects import Storage
-from vcasgd.store.ledger.control import Control
 from vcasgd.store.ledger.job import JobRecord
 from vcasgd.store.ledger.job_secrets import encrypt_secrets
 from vcasgd.store.ledger.retention import Retention
@@ -85,8 +84,7 @@ def submit_job(
 ) -> JobView:
     """Create a job. A repeated request with the same `Idempotency-Key` returns the same job."""
     _check_package(services.storage, body.package)
-    _check_pools(services.control, body.spec)
-    _check_deadline(services, body.spec)
+    _check_pools(services, body.spec)
     job, created = services.jobs.submit_once(
         _with_start(services, body.spec),
         body.package,
@@ -168,38 +166,31 @@ def _with_start(services: Services, spec: JobSpec) -> JobSpec:
     return spec.model_copy(update={"start_from": exact})
 
 
-def _check_pools(control: Control, spec: JobSpec) -> None:
-    """Check the job's pools and labels, once a controller has reported its pools."""
-    pools = control.pools()
-    offered = pools_in(pools)
-    kinds = {pool.name: pool.kinds for pool in offered}
-    names = pools_of_job(spec, offered, kinds)
-    unknown = [name for name in names if name not in pools]
-    if pools and unknown:
+def _check_pools(services: Services, spec: JobSpec) -> None:
+    """Check the job's pools and labels, once a controller has reported its pools, and refuse a
+    deadline that has passed, or that can't be kept by what is known of the job."""
+    pools = pools_in(services.control.pools())
+    kinds = {pool.name: pool.kinds for pool in pools}
+    names = pools_of_job(spec, pools, kinds)
+    unknown = [name for name in names if name not in kinds]
+    if kinds and unknown:
         raise SpecError(
             f"workers.pools: there is no pool {unknown[0]!r}",
-            remedy=f"choose from {', '.join(sorted(pools))}",
+            remedy=f"choose from {', '.join(sorted(kinds))}",
             field="workers.pools",
         )
-    labels = set(spec.required_labels)
-    rows = [pools[name] for name in names if name in pools]
-    if labels and rows and not any(labels <= set(row.get("labels") or ()) for row in rows):
+    own = [pool for pool in pools if pool.name in names]
+    if own and not any(pool.labels.issuperset(spec.required_labels) for pool in own):
         raise SpecError(
             f"labels: none of the pools {', '.join(names)} may see all of "
-            f"{', '.join(sorted(labels))}",
+            f"{', '.join(spec.required_labels)}",
             remedy="choose a pool with these labels; vcasgd plan shows why each one is excluded",
             field="labels",
         )
-    if pools:
+    if kinds:
         check_resources(spec.resources, names, kinds)
-
-
-def _check_deadline(services: Services, spec: JobSpec) -> None:
-    """Refuse a deadline that has passed, or that can't be kept by what is known of the job."""
-    pools = pools_in(services.control.pools())
-    names = pools_of_job(spec, pools, {pool.name: pool.kinds for pool in pools})
-    own = [pool.with_room(vacant=True) for pool in pools if pool.name in names]
-    deadline_estimate(spec, own, planned_work(services, spec), time.time())
+    vacant = [pool.with_room(vacant=True) for pool in own]
+    deadline_estimate(spec, vacant, planned_work(services, spec), time.time())
 
 
 @router.get("/jobs", dependencies=READ, responses=documented(404))
