@@ -27,7 +27,7 @@ from vcasgd.client.transport import Transport, find_api
 from vcasgd.container_limits import memory_bytes
 from vcasgd.errors import SpecError, StackError, VcasgdError
 from vcasgd.fleet.estimate import MAX_PRICE_DAYS
-from vcasgd.fleet.pools import JOIN, AwsPoolSpec, GcpPoolSpec, PoolSpec, load_pools
+from vcasgd.fleet.pools import FREE_PROVIDERS, AwsPoolSpec, GcpPoolSpec, PoolSpec, load_pools
 from vcasgd.fleet.prices import PriceTable
 from vcasgd.fleet.providers.registry import ask_account
 from vcasgd.gpus import Gpu, visible_gpus
@@ -338,7 +338,7 @@ def pools(settings: Settings) -> Findings:
     except SpecError as error:
         yield from _known("pools", error, "correct the file that VCASGD_POOLS names")
         return
-    ordered = any(pool.provider not in ("local", JOIN) for pool in specs)
+    ordered = any(pool.provider not in FREE_PROVIDERS for pool in specs)
     if ordered and "cluster" not in settings.model_fields_set:
         yield _warning(
             "cluster",

@@ -116,6 +116,7 @@ def estimate(
         start_seconds=workload.start_seconds,
         assumptions=[WAITS] * waits + assumptions,
         remedies=_remedies(spec, workload, machines, rows),
+        costs_money=any(by_name[name].costs_money for name in named if name in by_name),
         traffic=moved,
         deadline=ends,
     )

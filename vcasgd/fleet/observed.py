@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import TypeAdapter
 
-from vcasgd.fleet.pools import JOIN
+from vcasgd.fleet.pools import FREE_PROVIDERS, JOIN
 from vcasgd.schemas.costs import Offer
 from vcasgd.schemas.fleet import Machine, MachineState
 from vcasgd.spec.hardware import Hardware
@@ -161,6 +161,15 @@ class PoolStatus:
     def joined(self) -> bool:
         """True if its machines join by themselves: none is bought, and none ends as idle."""
         return self.provider == JOIN
+
+    @property
+    def costs_money(self) -> bool:
+        """True if its machines may cause a bill."""
+        # Prices that are not known yet will be when a job buys.
+        return self.provider not in FREE_PROVIDERS and (
+            self.offers is None
+            or any(max(each.price_per_hour, each.on_demand_price_per_hour) for each in self.offers)
+        )
 
     def market(self, zone: str, spot: bool) -> Market:
         return self.markets.get((zone, spot), Market())

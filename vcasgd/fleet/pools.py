@@ -49,6 +49,8 @@ EXEC = "exec"
 ORDERED_PROVIDERS = (SLURM, KUBERNETES, EXEC)
 #: Providers whose machines join through the gateway, so that they aren't part of Ray's cluster.
 JOINING_PROVIDERS = (JOIN, *ORDERED_PROVIDERS)
+#: Providers whose machines cause no bill, even if they have a simulated price.
+FREE_PROVIDERS = ("local", JOIN)
 
 #: Providers that give no notice on request. EC2 interrupts spot machines only in experiments of its
 #: Fault Injection Service, which need a template and a role of their own.

@@ -12,7 +12,7 @@ from typing import Any
 from vcasgd.controller.fleet.machine_timeline import TimelineRecorder
 from vcasgd.controller.fleet.pools import USED_POOLS, used_pools
 from vcasgd.errors import FleetError, SpecError, StackError, StoreError, VcasgdError
-from vcasgd.fleet.pools import JOIN, LocalPoolSpec, PoolSpec, load_pools, pool_row
+from vcasgd.fleet.pools import FREE_PROVIDERS, LocalPoolSpec, PoolSpec, load_pools, pool_row
 from vcasgd.fleet.providers.base import Provider
 from vcasgd.fleet.providers.local.processes import kill_all
 from vcasgd.fleet.providers.local.provider import LocalProvider
@@ -173,7 +173,7 @@ def _endings(settings: Settings, known: KnownMachines) -> tuple[list[_Ending], l
 
 
 def _clouds(rows: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: row for name, row in rows.items() if row.get("provider") not in ("local", JOIN)}
+    return {name: row for name, row in rows.items() if row.get("provider") not in FREE_PROVIDERS}
 
 
 class _Ending:

@@ -10,7 +10,13 @@ from pathlib import Path
 from typing import Any
 
 from vcasgd.errors import FleetError, SpecError
-from vcasgd.fleet.pools import JOIN, JOINING_PROVIDERS, ORDERED_PROVIDERS, PoolSpec, pool_row
+from vcasgd.fleet.pools import (
+    FREE_PROVIDERS,
+    JOINING_PROVIDERS,
+    ORDERED_PROVIDERS,
+    PoolSpec,
+    pool_row,
+)
 from vcasgd.fleet.providers.base import Provider
 from vcasgd.fleet.providers.joining import JoinedFleet
 from vcasgd.fleet.providers.registry import (
@@ -146,7 +152,7 @@ class PoolRegistry:
     @property
     def only_local(self) -> bool:
         """True if no machine of any pool causes a bill."""
-        return all(each.name in ("local", JOIN) for each in self.providers.values())
+        return all(each.name in FREE_PROVIDERS for each in self.providers.values())
 
     @property
     def only_joined(self) -> bool:
