@@ -39,14 +39,8 @@ if TYPE_CHECKING:
 LOCAL_POOL = "local"
 #: Provider of pools whose machines join by themselves.
 JOIN = "join"
-#: Provider of pools whose machines are jobs of a Slurm cluster.
-SLURM = "slurm"
-#: Provider of pools whose machines are pods of a Kubernetes cluster.
-KUBERNETES = "kubernetes"
-#: Provider of pools whose machines commands of the user list, launch, and terminate.
-EXEC = "exec"
 #: Providers from which the stack orders machines that join through the gateway.
-ORDERED_PROVIDERS = (SLURM, KUBERNETES, EXEC)
+ORDERED_PROVIDERS = ("slurm", "kubernetes", "exec")
 #: Providers whose machines join through the gateway, so that they aren't part of Ray's cluster.
 JOINING_PROVIDERS = (JOIN, *ORDERED_PROVIDERS)
 #: Providers whose machines cause no bill, even if they have a simulated price.
