@@ -1,9 +1,10 @@
-"""Child processes: which variables they see, and the end of one that may not react."""
+"""Child processes: which variables they see, orphans, and the end of one that may not react."""
 
 from __future__ import annotations
 
 import ctypes
 import logging
+import os
 import subprocess
 from collections.abc import Collection, Mapping
 from typing import Any, Protocol
@@ -12,6 +13,7 @@ log = logging.getLogger(__name__)
 
 #: Seconds in which a killed process ends, also one whose memory takes long to be freed.
 KILL_SECONDS = 5.0
+_PR_SET_DUMPABLE, _PR_SET_CHILD_SUBREAPER = 4, 36
 
 
 class Killable(Protocol):
@@ -37,6 +39,13 @@ def kill(process: Killable, seconds: float = KILL_SECONDS) -> int | None:
         return None
 
 
+def adopt_orphans() -> None:
+    """Become the parent of orphans below this process, so that it can find them (prctl(2))."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
+        log.warning("can't adopt orphans: %s", os.strerror(ctypes.get_errno()))
+
+
 # --- variables that processes with code of others, such as workers, may see ------------------
 
 #: Variables that a process needs to start and to find its libraries and processors. They are exact
@@ -56,7 +65,6 @@ _NAMES = frozenset(
 )  # fmt: skip
 #: Variables of vcasgd itself, among which is the token.
 _OWN = "VCASGD_"
-_PR_SET_DUMPABLE = 4
 
 
 def hide_process() -> None:

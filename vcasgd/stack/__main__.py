@@ -9,7 +9,6 @@ another stack holds the lock.
 from __future__ import annotations
 
 import argparse
-import ctypes
 import logging
 import os
 import signal
@@ -17,6 +16,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import replace
 
+from vcasgd.child_process import adopt_orphans
 from vcasgd.errors import StackError, VcasgdError
 from vcasgd.logging import configure_logging, exit_status
 from vcasgd.settings import Settings, load_settings
@@ -29,8 +29,6 @@ from vcasgd.stack.parts import PARTS
 from vcasgd.stack.supervisor import Supervisor
 
 log = logging.getLogger(__name__)
-
-_PR_SET_CHILD_SUBREAPER = 36
 
 
 def main() -> int:
@@ -73,7 +71,7 @@ def _detach() -> None:
 
 def _guard(home: StackHome, settings: Settings, names: Sequence[str]) -> int:
     # Orphaned helpers of killed parts become children of this process instead of init.
-    ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    adopt_orphans()
     prepare = die_with_parent(signal.SIGTERM)
     supervisor = os.fork()
     if not supervisor:

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import ctypes
 import fcntl
 import logging
 import os
@@ -24,6 +23,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from vcasgd import fork_server
+from vcasgd.child_process import adopt_orphans
 from vcasgd.errors import FleetError
 from vcasgd.fleet.notices import NOTICE_FILE_VARIABLE, NoticeKind, write_notice
 from vcasgd.fleet.providers.local.directory import LaunchRequest, MachineDirectory, RunningProcess
@@ -33,7 +33,6 @@ from vcasgd.fleet.providers.local.processes import MARKER, Process, kill_all
 POLL_SECONDS = 0.1
 #: Seconds between two polls for the owner of the machine.
 OWNER_POLL_SECONDS = 1.0
-_PR_SET_CHILD_SUBREAPER = 36
 
 log = logging.getLogger(__name__)
 
@@ -159,13 +158,6 @@ def _dead_children() -> Iterator[tuple[int, int]]:
             yield dead
 
 
-def _become_subreaper() -> None:
-    """Adopt orphans below this process, so the process tree has no gaps (prctl(2))."""
-    libc = ctypes.CDLL(None, use_errno=True)
-    if libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
-        log.warning("not a subreaper: %s", os.strerror(ctypes.get_errno()))
-
-
 def _power_on(directory: MachineDirectory) -> None:
     with (directory.path / "lock").open("wb") as lock:
         try:
@@ -190,7 +182,7 @@ def main() -> None:
     os.setsid()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     signal.signal(signal.SIGTERM, lambda *_: directory.mark_terminated("received SIGTERM"))
-    _become_subreaper()
+    adopt_orphans()
     try:
         _power_on(directory)
     except (FleetError, OSError):
