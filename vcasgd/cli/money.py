@@ -27,12 +27,10 @@ from vcasgd.cli.output import (
 )
 from vcasgd.client import Client
 from vcasgd.errors import Conflict, SpecError
+from vcasgd.fleet.pools import LOCAL_POOL
 from vcasgd.schemas.costs import DeadlineEstimate, PlanView, WasteView
 from vcasgd.spec.job import JobSpec
 from vcasgd.spec.values import parse_duration, parse_moment
-
-#: Pool of local machines, which cost nothing; no other pool may have this name.
-FREE_POOL = "local"
 
 _OFFERS: Columns = {
     "POOL": lambda row: row["pool"],
@@ -168,7 +166,8 @@ def confirm(client: Client, spec: JobSpec, jobs: int = 1) -> None:
     declines.
     """
     pools = set(spec.workers.pools or ())
-    free = bool(pools) and pools <= {FREE_POOL}
+    # Its machines cost nothing, and no other pool may have its name.
+    free = bool(pools) and pools <= {LOCAL_POOL}
     if free and spec.deadline(0.0) is None:
         return
     try:
