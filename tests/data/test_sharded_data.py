@@ -174,9 +174,9 @@ def index_of(**shard: object) -> str:
     ("text", "message"),
     [
         ("{", "Invalid JSON"),
-        ('{"format": "other", "shards": []}', "format: Input should be 'vcasgd-data/1'"),
-        (index_of(), "shards: Tuple should have at least 1 item"),
-        (index_of(name="a.npz"), r"shards\.0\.samples: Field required"),
+        ('{"format": "other", "shards": []}', "format: must be 'vcasgd-data/1'"),
+        (index_of(), "shards: must have at least 1 item"),
+        (index_of(name="a.npz"), r"shards\.0\.samples: is required"),
         (index_of(name="a.npz", samples=-1, bytes=1, sha256="0"), r"shards\.0\.samples: "),
         (index_of(name="a.npz", samples=1, bytes=1, sha256="../etc"), r"shards\.0\.sha256: "),
         (index_of(name="a.exe", samples=1, bytes=1, sha256="0" * 64), r"shards\.0\.name: "),

@@ -22,6 +22,7 @@ from vcasgd.client.problems import mapped_errors, raise_for_problem, was_busy
 from vcasgd.errors import ApiError, CheckpointDamaged, SpecError, StackError, Unauthorized
 from vcasgd.fleet.providers.local.machine import is_locked
 from vcasgd.settings import Settings
+from vcasgd.spec.problems import first_mistake
 
 #: Entries per request to a long listing.
 PAGE = 1000
@@ -181,10 +182,8 @@ class Transport:
         try:
             result: Result = _adapter(cast("Any", kind)).validate_json(response.content)
         except ValidationError as error:
-            first = error.errors(include_url=False)[0]
-            where = ".".join(map(str, first["loc"])) or "the response"
             raise ApiError(
-                f"{self.url} sent an unexpected response: {where}: {first['msg']}",
+                f"{self.url} sent an unexpected response: {first_mistake(error, 'all of it')}",
                 remedy="check that this is the address of the API, and of the client's version",
                 status=response.status_code,
             ) from error

@@ -19,6 +19,7 @@ from safetensors.torch import load as load_safetensors
 from torch import Tensor
 
 from vcasgd.errors import DataError, NotFound
+from vcasgd.spec.problems import first_mistake
 from vcasgd.spec.values import StrictModel
 from vcasgd.storage.objects import Storage
 
@@ -149,11 +150,8 @@ class ShardIndex(StrictModel):
         except NotFound as error:
             raise DataError(f"{storage.url}: has no {INDEX}", remedy=remedy) from error
         except ValidationError as error:
-            first = error.errors(include_url=False)[0]
-            field = ".".join(map(str, first["loc"])) or "the file"
-            raise DataError(
-                f"{storage.url}/{INDEX}: {field}: {first['msg']}", remedy=remedy
-            ) from error
+            why = first_mistake(error, "the file")
+            raise DataError(f"{storage.url}/{INDEX}: {why}", remedy=remedy) from error
 
 
 def make_index(

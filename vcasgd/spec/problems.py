@@ -18,6 +18,8 @@ from vcasgd.spec.values import PATTERNS
 
 #: Errors of other fields in one message.
 MAX_OTHERS = 5
+#: Characters of a field in a message about what a program wrote.
+MAX_FIELD = 64
 #: Writes the beginning of a value: lists in lists can have more values than memory holds.
 _BEGINNING = reprlib.Repr()
 _BEGINNING.maxlevel, _BEGINNING.maxstring, _BEGINNING.maxother = 3, 60, 60
@@ -67,6 +69,17 @@ def expected(details: ErrorDetails) -> str:
         return f"must be {words}"
     message = details["msg"].removeprefix("Value error, ")
     return _KINDS.get(details["type"], re.sub("^[A-Z][a-z]+ should ", "must ", message))
+
+
+def first_mistake(error: ValidationError, whole: str = "") -> str:
+    """Return the first mistake in what a program wrote, with its field.
+
+    ``whole`` stands for a field if all of it is wrong.
+    """
+    first = error.errors(include_url=False, include_input=False)[0]
+    # Programs choose the names of unknown fields.
+    where = ".".join(map(str, first["loc"]))[:MAX_FIELD] or whole
+    return f"{where}: {expected(first)}" if where else expected(first)
 
 
 def spec_errors(error: ValidationError, model: type[BaseModel]) -> list[SpecError]:

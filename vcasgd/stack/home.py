@@ -36,6 +36,7 @@ from vcasgd.errors import StackError, VcasgdError
 from vcasgd.fleet.providers.local.processes import Process
 from vcasgd.local_files import acquire, write_private
 from vcasgd.logging import last_lines
+from vcasgd.spec.problems import first_mistake
 
 #: Size in bytes from which a log begins again, with a copy of the former one: ``<name>.log.1``.
 LOG_BYTES = 4_000_000
@@ -210,8 +211,8 @@ class StackState:
                 f"there is no stack in {home}", remedy="start one with: vcasgd up"
             ) from error
         except ValidationError as error:
-            reason = error.errors(include_url=False)[0]["msg"]
-            raise StackError(f"{path} is damaged: {reason}", remedy="remove it") from error
+            why = first_mistake(error)
+            raise StackError(f"{path} is damaged: {why}", remedy="remove it") from error
 
     @classmethod
     def read_or_new(cls, home: Path) -> StackState:

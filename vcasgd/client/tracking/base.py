@@ -19,6 +19,7 @@ from vcasgd.errors import SpecError
 from vcasgd.schemas.fleet import WorkerRow
 from vcasgd.schemas.history import MetricRow
 from vcasgd.schemas.jobs import EvaluationView, JobView
+from vcasgd.spec.problems import first_mistake
 
 #: Workers of a job whose own metrics are exported, the first ones by name.
 MAX_WORKERS = 32
@@ -56,7 +57,7 @@ class Stored(BaseModel):
             return cls.model_validate_json(text)
         except ValidationError as error:
             raise SpecError(
-                f"{where} is damaged: {error.errors()[0]['msg']}",
+                f"{where} is damaged: {first_mistake(error)}",
                 remedy="delete it; the whole history is exported again then",
             ) from error
 

@@ -45,6 +45,7 @@ from vcasgd.fleet.providers.joining import (
     pool_of_ordered,
 )
 from vcasgd.schemas.fleet import Machine, MachineState
+from vcasgd.spec.problems import first_mistake
 from vcasgd.spec.values import StrictModel
 
 #: Machines of one launch.
@@ -201,9 +202,8 @@ class ExecProvider(OrderedProvider[ExecPoolSpec]):
         try:
             return answer.model_validate_json(text)
         except ValidationError as error:
-            first = error.errors(include_url=False, include_input=False)[0]
-            where = ".".join(map(str, first["loc"])) or "its output"
-            problem = f"{what} printed what isn't in the contract: {where}: {first['msg']}"
+            why = first_mistake(error, "its output")
+            problem = f"{what} printed what isn't in the contract: {why}"
             raise self._error(CloudUnavailable, problem) from error
 
     def _call(self, what: str, request: dict[str, Any]) -> str:

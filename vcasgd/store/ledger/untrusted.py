@@ -28,6 +28,7 @@ from vcasgd.limits import MAX_HEARTBEAT_BYTES
 from vcasgd.printable import printable
 from vcasgd.schemas.base import Count, Name, Number
 from vcasgd.schemas.fleet import HeartbeatView
+from vcasgd.spec.problems import first_mistake
 
 #: Longest entry of a stream and longest result in bytes; real ones have some hundred.
 MAX_ENTRY_LENGTH = 1 << 20
@@ -107,9 +108,7 @@ def check_length(text: bytes, longest: int) -> None:
 
 def reason_of(error: ValidationError) -> str:
     """Return the first mistake, with its field, as short text."""
-    first = error.errors(include_url=False, include_input=False)[0]
-    where = ".".join(str(part) for part in first["loc"])
-    return (f"{where}: {first['msg']}" if where else first["msg"])[:MAX_REASON_LENGTH]
+    return first_mistake(error)[:MAX_REASON_LENGTH]
 
 
 def count(text: bytes) -> int:

@@ -11,11 +11,10 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 
 from vcasgd.errors import InvalidUpdate
 from vcasgd.limits import MAX_HEADER_BYTES, MAX_INTEGERS_BYTES, MAX_LOGGED
+from vcasgd.spec.problems import first_mistake
 from vcasgd.store.keys import TensorKeys
 from vcasgd.task.logged import LARGEST, NAME_PATTERN
 
-#: Characters of a field's name in an error message.
-MAX_NAME_LENGTH = 64
 #: Reason of the rejection of a header without a valid signature of its worker.
 UNSIGNED = "signature"
 
@@ -119,12 +118,9 @@ class Header(BaseModel):
         try:
             header = cls.model_validate_json(text)
         except ValidationError as error:
-            first = error.errors(include_url=False, include_input=False)[0]
-            # The sender chooses the names of unknown fields, and they appear in logs and events.
-            where = ".".join(str(part) for part in first["loc"])[:MAX_NAME_LENGTH]
-            raise InvalidUpdate(f"header: {where}: {first['msg']}", reason="header") from error
+            raise InvalidUpdate(f"header: {first_mistake(error)}", reason="header") from error
         if header.checksum is None:
-            raise InvalidUpdate("header: checksum: Field required", reason="header")
+            raise InvalidUpdate("header: checksum: is required", reason="header")
         # JSON does not define which of two equal fields counts. A valid header has no nested ones.
         if len(json.loads(text, object_pairs_hook=list)) != len(header.model_fields_set):
             raise InvalidUpdate("header: a field occurs twice", reason="header")

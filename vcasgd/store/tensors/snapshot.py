@@ -19,6 +19,7 @@ from vcasgd.errors import JobUnreadable
 from vcasgd.learning.applied_record import AppliedRecord
 from vcasgd.learning.subtasks import EpochPlan
 from vcasgd.limits import MAX_LOGGED
+from vcasgd.spec.problems import first_mistake
 from vcasgd.store.tensors.header import Logged, LoggedName
 from vcasgd.task.logged import LARGEST
 
@@ -159,9 +160,7 @@ class Meta:
             meta = _META.validate_json(text, strict=True)
             meta._counters()
         except ValidationError as error:
-            first = error.errors(include_url=False, include_input=False)[0]
-            where = ".".join(map(str, first["loc"]))
-            raise _unreadable(f"{where}: {first['msg']}") from error
+            raise _unreadable(first_mistake(error)) from error
         except ValueError as error:
             raise _unreadable("integers: not base64 of 64-bit integers") from error
         return meta
