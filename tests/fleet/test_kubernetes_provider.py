@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -209,10 +211,46 @@ def test_what_the_api_server_refuses_is_named(
     (tmp_path / "stranger").write_text(text)
     with pytest.raises(CloudUnavailable, match="doesn't answer"):
         provider().machines()
-    monkeypatch.setenv("KUBECONFIG", str(tmp_path / "missing"))
-    with pytest.raises(InvalidRequest, match="no access") as caught:
-        provider()
-    assert "KUBECONFIG" in (caught.value.remedy or "")
+    (tmp_path / "damaged").write_text("users: [")
+    for name in ("missing", "damaged"):
+        monkeypatch.setenv("KUBECONFIG", str(tmp_path / name))
+        with pytest.raises(InvalidRequest, match="no access") as caught:
+            provider()
+        assert "KUBECONFIG" in (caught.value.remedy or "")
+
+
+def test_a_program_for_credentials_that_hangs_is_ended(
+    api: FakeKubernetes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Given a program beside the kubeconfig whose credentials have expired, and that then hangs
+    (tmp_path / "login").write_text(
+        f"#!/bin/sh\n[ -e used ] && exec sleep \"$2\"\ntouch used\nprintf %s '{_credential(api)}'\n"
+    )
+    (tmp_path / "login").chmod(0o755)
+    plugin = {"apiVersion": _VERSION, "command": "./login", "args": ["for", "600"]}
+    monkeypatch.setenv("KUBECONFIG", str(api.write_kubeconfig(tmp_path / "config", exec=plugin)))
+    before = (tmp_path / "config").read_text()
+    monkeypatch.setattr(provider_module, "_PLUGIN_SECONDS", 0.5)
+
+    # When it is asked, then each call ends soon
+    provider = KubernetesProvider("c", [spec_of()], JoinedFleet())
+    began = time.monotonic()
+    assert provider.machines() == []
+    assert 0.5 <= time.monotonic() - began < PATIENCE
+
+    # And a new provider, without credentials, says what to look at
+    with pytest.raises(CloudDenied) as caught:
+        KubernetesProvider("c", [spec_of()], JoinedFleet()).machines()
+    assert "program for credentials" in (caught.value.remedy or "")
+    assert (tmp_path / "config").read_text() == before
+
+
+_VERSION = "client.authentication.k8s.io/v1"
+
+
+def _credential(api: FakeKubernetes) -> str:
+    status = {"token": api.token, "expirationTimestamp": "2020-01-01T00:00:00Z"}
+    return json.dumps({"apiVersion": _VERSION, "kind": "ExecCredential", "status": status})
 
 
 # -- pure parts -----------------------------------------------------------------------------------

@@ -52,12 +52,13 @@ class FakeKubernetes(LocalServer):
         self.meeting: threading.Barrier | None = None
         self.kubeconfig = self.write_kubeconfig(folder / "kubeconfig", self.token)
 
-    def write_kubeconfig(self, path: Path, token: str) -> Path:
+    def write_kubeconfig(self, path: Path, token: str = "", **user: Json) -> Path:
+        """Write a kubeconfig with a token, or with other fields of its user."""
         content = {
             "apiVersion": "v1",
             "kind": "Config",
             "clusters": [{"name": "c", "cluster": {"server": self.url}}],
-            "users": [{"name": "u", "user": {"token": token}}],
+            "users": [{"name": "u", "user": user or {"token": token}}],
             "contexts": [{"name": "c", "context": {"cluster": "c", "user": "u"}}],
             "current-context": "c",
         }

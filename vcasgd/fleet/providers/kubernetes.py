@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 
 import urllib3
 from kubernetes import client, config
+from kubernetes.config.kube_config import KubeConfigLoader, KubeConfigMerger
 from pydantic import ValidationError
 
 from vcasgd.errors import (
@@ -44,6 +45,7 @@ from vcasgd.fleet.providers.joining import (
     pool_of_ordered,
 )
 from vcasgd.schemas.fleet import Machine, MachineState
+from vcasgd.spec.problems import first_mistake
 
 T = TypeVar("T")
 
@@ -57,6 +59,8 @@ MAX_CLEANED = 20
 AT_A_TIME = 10
 #: Seconds to connect, and to wait for an answer.
 _TIMEOUT = (5, 20)
+#: Seconds for a program that the kubeconfig names for credentials.
+_PLUGIN_SECONDS = 20.0
 #: Pods in one answer.
 _PAGE = 500
 
@@ -179,15 +183,37 @@ def _api_client(context: str | None) -> client.ApiClient:
         if context is None and not file and "KUBERNETES_SERVICE_HOST" in os.environ:
             config.load_incluster_config(client_configuration=settings)
         else:
-            config.load_kube_config(file, context=context, client_configuration=settings)
-    except (config.ConfigException, OSError, ValueError) as error:
+            _load_kubeconfig(file or config.KUBE_CONFIG_DEFAULT_LOCATION, context, settings)
+    except Exception as error:  # The library checks little of what it reads.
+        why = one_line(f"{type(error).__name__}: {error}")
         raise InvalidRequest(
-            f"there is no access to a Kubernetes cluster: {str(error)[:200]}",
+            f"there is no access to a Kubernetes cluster: {why}",
             remedy="set KUBECONFIG, or run the controller in the cluster with a service account",
         ) from error
     settings.retries = 0
     settings.connection_pool_maxsize = CONNECTIONS
     return client.ApiClient(settings)
+
+
+def _load_kubeconfig(files: str, context: str | None, settings: client.Configuration) -> None:
+    """Load a kubeconfig as :func:`kubernetes.config.load_kube_config` does.
+
+    That waits for a program for credentials without limit, now and before each later request.
+    """
+    merged = KubeConfigMerger(files)
+    for entry in merged.config.value["users"] if merged.config else ():
+        user = entry.value.get("user") or {}
+        if plugin := user.get("exec"):
+            command = [plugin["command"], *(plugin.get("args") or ())]
+            limit = ["-k", "1", str(_PLUGIN_SECONDS)]
+            limited = {**plugin, "command": "timeout", "args": [*limit, *command]}
+            # A copy, so that the library doesn't save it in the file.
+            entry.value = {**entry.value, "user": {**user, "exec": limited}}
+    loader = KubeConfigLoader(
+        merged.config, active_context=context, config_base_path=None,
+        config_persister=merged.save_changes,
+    )  # fmt: skip
+    loader.load_and_set(settings)
 
 
 @contextmanager
@@ -196,8 +222,7 @@ def _errors(pool: str | None = None) -> Iterator[None]:
         yield
     except ValidationError as error:
         # The client checks what it sends, and what it gets.
-        first = error.errors(include_input=False, include_url=False)[0]
-        why = f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
+        why = first_mistake(error)
         if pool is None:
             # A list without some machines would mean that these are gone.
             raise CloudUnavailable(
@@ -229,7 +254,12 @@ def error_of(status: int, body: bytes | str | None, pool: str | None = None) -> 
 def _kind(status: int, reason: str, message: str) -> tuple[type[FleetError], str | None]:
     if status == 403 and "exceeded quota" in message:
         return QuotaExceeded, "raise the namespace's ResourceQuota, or set max_machines"
-    if status in (401, 403):
+    if status == 401:
+        return (
+            CloudDenied,
+            "check the kubeconfig, and that its program for credentials answers",
+        )
+    if status == 403:
         return CloudDenied, "allow the stack to create, list, and delete pods in the namespace"
     if status == 404:
         return InvalidRequest, "check the pool's namespace"
