@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
 
 import pytest
@@ -12,6 +14,20 @@ from vcasgd.agent.connection import GatewayAddress, JoinToken
 from vcasgd.errors import SpecError
 
 NOON = datetime(2026, 3, 14, 12, 0, tzinfo=UTC)
+
+
+@pytest.fixture(autouse=True)
+def zone(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], None]]:
+    """Return a function that sets this machine's time zone, which is UTC at first."""
+
+    def set_zone(name: str) -> None:
+        monkeypatch.setenv("TZ", name)
+        time.tzset()
+
+    set_zone("UTC")
+    yield set_zone
+    monkeypatch.undo()
+    time.tzset()
 
 
 def at(hour: float, day: int = 14) -> datetime:
@@ -41,6 +57,32 @@ def test_hours_can_contain_midnight(
         return
     hours = Hours.parse(text)
     assert (hours.next_start(now), hours.next_end(hours.next_start(now))) == (start, end)
+
+
+@pytest.mark.parametrize(
+    ("text", "now", "start", "end"),
+    [
+        # In Central Europe, 02:00 was followed by 03:00 at 01:00 UTC on 29 March 2026.
+        ("22-6", "2026-03-28T20:00", "2026-03-28T21:00", "2026-03-29T04:00"),
+        ("22-6", "2026-03-28T23:00", "2026-03-28T23:00", "2026-03-29T04:00"),
+        ("5-6", "2026-03-28T20:00", "2026-03-29T03:00", "2026-03-29T04:00"),
+        ("22-2:30", "2026-03-28T23:00", "2026-03-28T23:00", "2026-03-29T01:00"),
+        # And 03:00 by 02:00 at 01:00 UTC on 25 October.
+        ("22-6", "2026-10-24T22:00", "2026-10-24T22:00", "2026-10-25T05:00"),
+        ("22-2:30", "2026-10-25T01:10", "2026-10-25T01:10", "2026-10-25T01:30"),
+    ],
+)
+def test_hours_follow_the_local_clock_in_a_night_in_which_it_is_changed(
+    zone: Callable[[str], None], text: str, now: str, start: str, end: str
+) -> None:
+    zone("CET-1CEST,M3.5.0,M10.5.0/3")
+    asked, begins, ends = (datetime.fromisoformat(f"{each}+00:00") for each in (now, start, end))
+    hours = Hours.parse(text)
+
+    assert hours.next_start(asked.astimezone()) == begins
+    assert hours.next_end(begins.astimezone()) == ends
+    if text.endswith("-6"):
+        assert parse_until("06:00", asked.astimezone()) == ends
 
 
 @pytest.mark.parametrize("text", ["", "22", "25-6", "22-6-7", "22:75-6", "6-6", "a-b"])

@@ -25,7 +25,7 @@ from vcasgd.spec.values import parse_duration
 
 _HOURS = re.compile(r"(\d{1,2})(?::(\d\d))?-(\d{1,2})(?::(\d\d))?")
 _TIME = re.compile(r"(\d{1,2}):(\d\d)")
-_DAY = timedelta(days=1)
+_MINUTE = timedelta(minutes=1)
 
 
 @dataclass(frozen=True)
@@ -49,22 +49,26 @@ class Hours:
 
     def next_start(self, now: datetime) -> datetime:
         """Return ``now`` if it is within these hours, else when they next begin."""
-        return now if self._contains(now) else _next(now, self.start)
+        return now if self._contains(now) else self._next(now, within=True)
 
     def next_end(self, now: datetime) -> datetime:
-        """Return when these hours next end."""
-        return _next(now, self.end)
+        """Return when these hours, which contain ``now``, end."""
+        return self._next(now, within=False)
+
+    def _next(self, now: datetime, *, within: bool) -> datetime:
+        # Not by arithmetic: in some nights, the local clock skips an hour or repeats one.
+        minutes = (now.replace(second=0, microsecond=0) + at * _MINUTE for at in range(1, 3 * 1440))
+        return next(at for each in minutes if self._contains(at := each.astimezone()) is within)
 
     def _contains(self, now: datetime) -> bool:
-        minute = now.hour * 60 + now.minute
+        minute = _minute_of(now)
         if self.start < self.end:
             return self.start <= minute < self.end
         return minute >= self.start or minute < self.end
 
 
-def _next(now: datetime, minute: int) -> datetime:
-    today = now.replace(hour=minute // 60, minute=minute % 60, second=0, microsecond=0)
-    return today if today > now else today + _DAY
+def _minute_of(now: datetime) -> int:
+    return now.hour * 60 + now.minute
 
 
 @dataclass(frozen=True)
@@ -118,7 +122,8 @@ def parse_until(text: str, now: datetime) -> datetime:
     text = text.strip()
     match = _TIME.fullmatch(text)
     if match and int(match[1]) < 24 and int(match[2]) < 60:
-        return _next(now, int(match[1]) * 60 + int(match[2]))
+        end, present = int(match[1]) * 60 + int(match[2]), _minute_of(now)
+        return Hours(present if present != end else end + 1, end).next_end(now)
     at: datetime | None = None
     with suppress(ValueError):
         at = now + parse_duration(text)
