@@ -17,7 +17,7 @@ from support.api_harness import Api, messages_of
 from support.fleet_records import machine_row
 from support.waiting import PATIENCE, await_truth
 
-from vcasgd.api.platform import MAX_EVENTS
+from vcasgd.api.platform import MAX_EVENTS, NEWEST_JOBS
 
 STREAM = {"Accept": "text/event-stream"}
 
@@ -204,6 +204,19 @@ def test_a_reader_far_behind_receives_each_event_once(api: Api, http: httpx.Clie
         seen.append(until(messages, "event", job=job)[1])
 
     assert [event["details"]["number"] for event in seen] == list(range(count + 1))
+
+
+def test_reconnecting_reader_receives_the_end_of_a_job_behind_many_newer_ones(
+    api: Api, http: httpx.Client
+) -> None:
+    job = api.submit()
+    place = f"{int(api.connection.now() * 1000)}-0"
+    for _ in range(NEWEST_JOBS):
+        api.submit()
+    api.finish(job)
+
+    with following(http, after=place) as messages:
+        until(messages, "event", job=job, kind="job-succeeded")
 
 
 def test_new_reader_receives_no_old_events(api: Api, http: httpx.Client) -> None:

@@ -139,9 +139,7 @@ class Platform:
                 # The position of a state's message is before its events, so no event is skipped.
                 for block in packed(state.messages(before, cursor)):
                     yield block
-                # A job that has ended may be missing from this state, but not its last events.
-                jobs = {*state.jobs, *(before.jobs if before else ())}
-                async for block in self._events(jobs, cursor, state):
+                async for block in self._events(cursor, state):
                     yield block
                 cursor = max(cursor, EventCursor(state.at))
                 before, newer = state, None
@@ -163,12 +161,10 @@ class Platform:
         names = dict.fromkeys((*self._jobs.newest(most), *self._jobs.active()[::-1]))
         return list(self._briefs(list(names)).values())
 
-    async def _events(
-        self, jobs: Collection[str], cursor: EventCursor, state: PlatformState
-    ) -> AsyncIterator[bytes]:
+    async def _events(self, cursor: EventCursor, state: PlatformState) -> AsyncIterator[bytes]:
         """Yield the events after a position and before a state, in blocks."""
         while cursor < state.events_since:
-            read = partial(self._feed.events, jobs, cursor, state.at, limit=MAX_EVENTS)
+            read = partial(self._read, state.jobs, cursor, state.at, MAX_EVENTS)
             events = [_shared(*event) for event in await self._in_thread(read)]
             if events:
                 yield b"".join(_encoded("event", *event) for event in events)
@@ -178,6 +174,13 @@ class Platform:
         first = bisect_right(state.events, cursor, key=lambda event: event.cursor)
         for block in packed(_encoded("event", *event) for event in state.events[first:]):
             yield block
+
+    def _read(
+        self, jobs: Collection[str], after: EventCursor, until: int, most: int
+    ) -> list[tuple[EventCursor, dict[str, Any]]]:
+        """Return the events of ``jobs``, and of those that have ended since, between two times."""
+        known = {*jobs, *self._jobs.active_since(after.ms / 1000)}
+        return self._feed.events(known, after, until, limit=most)
 
     async def _in_thread(self, work: Callable[[], Result]) -> Result:
         return await to_thread.run_sync(work, abandon_on_cancel=True, limiter=self._threads)
@@ -229,8 +232,7 @@ class Platform:
             return PlatformState(parts, machines, names, at, (), EventCursor(at))
         # An event of the millisecond before.at is not in the earlier observation.
         start = EventCursor(before.at - 1, LARGEST_NUMBER, LAST_JOB)
-        jobs = {*before.jobs, *names}
-        new = self._feed.events(jobs, start, at, limit=MAX_SHARED_EVENTS)
+        new = self._read(names, start, at, MAX_SHARED_EVENTS)
         events, since = [*before.events, *(_shared(*event) for event in new)], before.events_since
         if len(new) == MAX_SHARED_EVENTS:
             # There may be more, which readers then read themselves.
