@@ -244,6 +244,26 @@ def test_a_machine_is_not_charged_twice(
     assert report(rounds.amounts("A")).machine_seconds == pytest.approx(seconds)
 
 
+def test_costs_go_on_after_a_clock_that_was_far_ahead(rounds: Rounds) -> None:
+    # Given a controller whose clock is a year ahead, and machines of two jobs
+    year = 365 * 24 * HOUR
+    one, two = (machine(name, launched_at=NOW + year) for name in ("m-1", "m-2"))
+    works_for = {"m-1": "A", "m-2": "B"}
+    for at in (0, 100):
+        rounds.record(NOW + year + at, one, two, works_for=works_for)
+    rounds.record(NOW + year + 105, one, works_for=works_for)
+
+    # When the next one has the right clock
+    rounds.restart()
+    for at in (110, 150, 210):
+        rounds.record(NOW + at, one, works_for=works_for)
+
+    # Then both pay for the time that each of them has observed
+    assert report(rounds.amounts("A")).machine_seconds == pytest.approx(100 + 100)
+    assert report(rounds.amounts("B")).machine_seconds == pytest.approx(100)
+    assert rounds.costs.spent("A", NOW + 215) == pytest.approx(205 / HOUR)
+
+
 def test_machines_and_their_jobs_are_forgotten_after_a_day(rounds: Rounds) -> None:
     one, two = machine("m-1"), machine("m-2")
     rounds.record(NOW + 100, one, two, works_for={"m-1": "job-A", "m-2": "job-B"})

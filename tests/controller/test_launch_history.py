@@ -32,7 +32,7 @@ def history(ledger: RedisClient) -> NewHistory:
 
     def new() -> LaunchHistory:
         launches = LaunchHistory(Control(ledger))
-        launches.load()
+        launches.load(NOW)
         return launches
 
     return new
@@ -51,6 +51,15 @@ def test_no_capacity_blocks_one_zone_for_longer_each_time(history: NewHistory) -
     assert history().reasons("east", NOW + 10) == []
     history().granted(LAUNCH)
     assert history().markets("east", NOW)["a", True].refused_since is None
+
+
+def test_no_pool_stays_blocked_by_a_clock_that_was_far_ahead(history: NewHistory) -> None:
+    history().refused(LAUNCH, QuotaExceeded("quota"), 3, NOW + 10 * QUOTA_SECONDS)
+    history().refused(LAUNCH, CloudDenied("no permission"), 0, NOW + 10 * QUOTA_SECONDS)
+
+    assert history().pool("east").blocked_until <= NOW
+    assert (history().reasons("east", NOW), history().quotas("east", NOW)) == ([], {})
+    assert history().pool("east").failures == 1
 
 
 def test_a_zone_may_have_any_name(history: NewHistory) -> None:

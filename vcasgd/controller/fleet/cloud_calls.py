@@ -64,6 +64,8 @@ FAILED_BOOT_SECONDS = (60.0, 3600.0)
 #: Seconds after which an account's quota may have been raised; until then, a launch only replaces
 #: machines that ended.
 QUOTA_SECONDS = 3600.0
+#: Most seconds for which a pool or market is blocked.
+MAX_SECONDS = max(BACKOFF_SECONDS[1], FAILED_BOOT_SECONDS[1], QUOTA_SECONDS)
 
 #: Provider and kind.
 _Lane = tuple[int, CallKind]
@@ -104,14 +106,14 @@ class CloudCalls:
         about: str,
         call: Callable[[], T],
         done: Callable[[Future[T]], None],
-    ) -> bool:
-        """Start a call; :meth:`collect` passes its result to ``done``.
+    ) -> Future[T] | None:
+        """Start a call, and return it; :meth:`collect` passes its result to ``done``.
 
-        Returns False if such a call ``about`` the same is under way, or if too many calls are.
+        Returns None if such a call ``about`` the same is under way, or if too many calls are.
         """
         lane = id(provider), kind
         if (lane, about) in self._calls or self._number[lane] >= MAX_CALLS:
-            return False
+            return None
         if lane not in self._threads:
             name = f"{provider.name}: {kind}"
             self._threads[lane] = ThreadPoolExecutor(THREADS[kind], thread_name_prefix=name)
@@ -119,7 +121,7 @@ class CloudCalls:
         self._calls[lane, about] = _Call(provider, future, done)
         self._number[lane] += 1
         self._new.append((kind, future))
-        return True
+        return future
 
     def _make(self, kind: CallKind, call: Callable[[], T]) -> T:
         # It may have waited for a thread for longer than the leadership lasted.
@@ -179,9 +181,12 @@ class LaunchHistory:
         self._control = control
         self._rows: dict[str, LaunchRecord] = {}
 
-    def load(self) -> None:
-        """Read all rows."""
-        self._rows = self._control.launches()
+    def load(self, now: float) -> None:
+        """Read all rows. A block that ends later than any does was written by a clock far ahead."""
+        self._rows = {
+            name: row if row.blocked_until <= now + MAX_SECONDS else replace(row, blocked_until=now)
+            for name, row in self._control.launches().items()
+        }
 
     def pool(self, name: str) -> LaunchRecord:
         """Return the row of a pool or market; an empty one if it has none."""

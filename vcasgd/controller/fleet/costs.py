@@ -35,6 +35,8 @@ log = logging.getLogger(__name__)
 
 #: Seconds that the meter of an ended machine is kept: a cloud may list it again for a while.
 REMEMBERED_SECONDS = 24 * 3600.0
+#: Seconds by which a clock in the ledger may be ahead of the time: those of controllers differ.
+MAX_AHEAD_SECONDS = 600.0
 #: Seconds over which a worker is measured at least; the first samples are slower.
 MEASURE_SECONDS = 10.0
 #: Seconds between two writes of a job's speeds to the ledger.
@@ -127,6 +129,7 @@ class CostLedger:
         ``unlisted``: launched machines that are not listed yet. ``billing_seconds``: the least
         time that a cloud bills.
         """
+        self._set_back(now)
         # After a step back of the time, nothing is booked until it has reached all clocks again.
         now = max([now, *(clock for clock in self._clocks.values() if clock)])
         listed = {one.id: one for one in machines}
@@ -136,6 +139,24 @@ class CostLedger:
         if self._book(charges + self._last_charges(gone, billing_seconds), now):
             self._advance(now)
         self._forget(gone, now)
+
+    def _set_back(self, now: float) -> None:
+        """Set back what a controller whose clock was far ahead has written, as nothing would be
+        booked until then.
+        """
+        latest = now + MAX_AHEAD_SECONDS
+        meters = {name: each for name, each in self._meters.items() if each.until > latest}
+        self._book(
+            [
+                Charge(name, each, replace(each, since=min(each.since, now), until=now), now)
+                for name, each in meters.items()
+            ]
+        )
+        ahead = {job: clock for job, clock in self._clocks.items() if clock and clock > latest}
+        if ahead:
+            log.warning("the clocks of %s were far ahead", ", ".join(ahead))
+            self._costs.book([Advance(job, at, now, {}) for job, at in ahead.items()])
+            self._load()
 
     def _charges(
         self,

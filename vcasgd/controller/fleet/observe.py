@@ -96,7 +96,7 @@ class Observer:
         machines = self._machines(now)
         self._staying = frozenset(one.id for one in machines if one.state in STAYING)
         self._measure(jobs, beats, machines, limits, now)
-        self._launches.load()
+        self._launches.load(now)
         self._launches.joined(one for one in machines if one.id in self._workplaces.nodes)
         in_use = Counter(one.pool for one in machines if one.state in STAYING)
         reported = _reported(machines)
