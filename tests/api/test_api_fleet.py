@@ -115,9 +115,10 @@ def test_evictions_reach_the_controller(
     ids = by_machine.id, by_worker.id
     assert by_machine.model_dump() == {**expected, **waiting, "id": ids[0], "machine": "i-1"}
     assert by_worker.model_dump() == {**expected, **waiting, "id": ids[1], "machine": "i-9"}
-    taken = api.control.take_requests()
+    taken = [request for request, _ in api.control.requests()]
     # each request to the controller has the ID of its HTTP request
     assert len({each.pop("request") for each in taken}) == 2
+    assert all(each.pop("sent_at") for each in taken)
     assert taken == [
         {**expected, "id": ids[0], "machine": "i-1"},
         {**expected, "id": ids[1], "machine": "i-9"},
@@ -131,7 +132,7 @@ def test_result_of_an_eviction_can_be_asked_for(
     answer = http.post("machines/i-1/evict")
     url = answer.headers["Location"].removeprefix("/api/v1/")
     refused = client.evict(machine="i-2", kill=True)
-    first, second = api.control.take_requests()
+    (first, _), (second, _) = api.control.requests()
     assert http.get(url).json()["state"] == "waiting"
 
     api.control.finish(first)
@@ -151,7 +152,7 @@ def test_a_notice_that_a_cloud_never_gives_is_refused_at_once(api: Api, client: 
         client.evict(machine="i-1")
 
     assert "--kill" in (refusal.value.remedy or "")
-    assert api.control.take_requests() == []
+    assert api.control.requests() == []
     assert client.evict(machine="i-1", kill=True).state == "waiting"
 
 
@@ -171,4 +172,4 @@ def test_what_is_on_no_machine_is_not_evicted(api: Api, client: Client) -> None:
     for names in ({}, {"worker": "w-1", "machine": "i-1"}):
         with pytest.raises(ValueError, match="either"):
             client.evict(**names)
-    assert api.control.take_requests() == []
+    assert api.control.requests() == []

@@ -5,14 +5,17 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from support.controllers import Cloud, Controllers
 from support.fleet_records import PACKAGE, job_spec
 from support.provider_backends import AwsBackend, GcpBackend
 from support.two_clouds import TwoClouds
 from support.waiting import await_truth
 
 from vcasgd.controller.fleet.loop import FleetLoop
+from vcasgd.errors import StoreDenied
 from vcasgd.fleet.providers.aws_calls import ATTEMPTS
 from vcasgd.fleet.providers.base import Boot
+from vcasgd.store.ledger.control import Control
 from vcasgd.store.ledger.jobs import Jobs
 
 
@@ -105,3 +108,60 @@ def test_request_that_no_controller_took_in_time_fails(
     assert answer()["state"] == "failed"
     assert "no controller took the request" in answer()["problem"]
     assert "TerminateInstances" not in aws.ec2.calls
+
+
+def test_request_that_waits_for_a_list_of_machines_outlives_its_controller(
+    clouds: TwoClouds, aws: AwsBackend
+) -> None:
+    # Given a controller that does not know yet which machines there are, and a request for one
+    (machine,) = aws.provider().launch(aws.pool, 1, Boot(("sleep", "9")), "t1")
+    aws.ec2.answers.clear()
+    loop = clouds.controller()
+    request = clouds.control.request("evict", machine=machine, kill=True)
+    clouds.run(loop, lambda: aws.ec2.waiting)
+    loop.round()
+
+    # When another one takes over, to which the cloud answers
+    aws.ec2.answers.set()
+    loop = clouds.controller()
+
+    # Then it carries the request out
+    clouds.run(loop, lambda: (clouds.control.result(request) or {})["state"] != "waiting")
+    assert (clouds.control.result(request) or {})["state"] == "done"
+    assert machine not in aws.alive()
+
+
+class _Untold(Cloud):
+    """Machines whose ledger takes no results as soon as one of them is killed."""
+
+    def __init__(self, controllers: Controllers) -> None:
+        super().__init__()
+        self._ledger = controllers.ledger
+        self.killed: list[str] = []
+
+    def allow_results(self, *, allowed: bool = True) -> None:
+        self._ledger.execute_command("ACL", "SETUSER", "default", "+set" if allowed else "-set")
+
+    def kill(self, machine_id: str) -> None:
+        self.killed.append(machine_id)
+        self.allow_results(allowed=False)
+        self.take(machine_id)
+
+
+def test_result_that_the_ledger_did_not_take_is_recorded_later(
+    controllers: Controllers, jobs: Jobs
+) -> None:
+    jobs.submit(job_spec(workers={"min": 2, "max": 2}, subtasks_per_epoch=1000), PACKAGE)
+    loop, (machine, _) = controllers.run_with(cloud := _Untold(controllers), 2)
+    control = Control(controllers.ledger)
+    request = control.request("evict", machine=machine.id, kill=True)
+
+    try:
+        with pytest.raises(StoreDenied):
+            controllers.run(loop, lambda: False)
+    finally:
+        cloud.allow_results()
+    controllers.run(loop, lambda: (control.result(request) or {})["state"] != "waiting")
+
+    assert (control.result(request) or {})["state"] == "done"
+    assert cloud.killed == [machine.id]

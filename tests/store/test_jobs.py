@@ -285,11 +285,13 @@ class TestServers:
         assert servers.new_token("a") > before
 
 
-def test_requests_are_taken_once_in_order(ledger: RedisClient) -> None:
+def test_requests_stay_in_order_until_they_are_finished(ledger: RedisClient) -> None:
     control = Control(ledger)
     for number in range(3):
-        last = control.request("evict", number=number)
+        control.request("evict", number=number)
 
-    assert [each["number"] for each in control.take_requests(2)] == [0, 1]
-    assert control.take_requests() == [{"id": last, "kind": "evict", "number": 2}]
-    assert control.take_requests() == []
+    (first, is_late), _ = control.requests(2)
+    control.finish(first)
+
+    assert (first["number"], is_late) == (0, False)
+    assert [each["number"] for each, _ in control.requests()] == [1, 2]

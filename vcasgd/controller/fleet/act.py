@@ -29,6 +29,7 @@ from vcasgd.schemas.costs import Offer
 from vcasgd.schemas.fleet import Machine, MachineState
 from vcasgd.settings import Settings
 from vcasgd.store.admission import joined_environment, worker_environment
+from vcasgd.store.ledger.control import REQUEST_SECONDS
 from vcasgd.store.ledger.events import NewEvent
 from vcasgd.store.ledger.jobs import Jobs
 from vcasgd.store.ledger.untrusted import Heartbeat
@@ -43,6 +44,8 @@ class MachineActuator:
 
     def __init__(self, fleet: Fleet) -> None:
         self._fleet = fleet
+        #: Calls for requests of users whose results may not be recorded yet.
+        self._requests: dict[str, Future[None]] = {}
 
     def launch(self, action: Launch, state: Observed) -> None:
         """Request machines in a market; its provider's answer is recorded when it arrives."""
@@ -143,29 +146,52 @@ class MachineActuator:
         self._fleet.cloud.ended(machines, confirmed=call.exception() is None)
         call.result()
 
-    def evict(self, request: Mapping[str, Any]) -> None:
-        """Request the eviction or the end of a machine, for a user, and record the result."""
-        machine, kill = request["machine"], bool(request.get("kill"))
-        log.info("request: %s %s", "kill" if kill else "evict", machine)
+    def serve(self, requests: Sequence[tuple[Mapping[str, Any], bool]]) -> None:
+        """Begin with requests of users, each once, unless it is late; record what comes of them."""
+        open_ = {request["id"] for request, _ in requests}
+        self._requests = {name: call for name, call in self._requests.items() if name in open_}
+        for request, late in requests:
+            with bound(request=request.get("request")):
+                call = self._requests.get(request["id"])
+                if call is None:
+                    self._begin(request, late=late)
+                elif call.done():
+                    # The ledger did not answer when the call ended.
+                    self._take_request(request, call)
+
+    def _begin(self, request: Mapping[str, Any], *, late: bool) -> None:
+        """Request the eviction or the end of a machine, once it is known which machines exist."""
+        machine, kill, cloud = (
+            request.get("machine", ""),
+            bool(request.get("kill")),
+            self._fleet.cloud,
+        )
         try:
-            provider = self._fleet.cloud.provider_of(machine)
-
-            def call() -> None:
-                # Also those that waited for a thread meanwhile.
-                self._fleet.cloud.check(provider)
-                if kill:
-                    provider.kill(machine)
-                else:
-                    provider.evict(machine, request.get("notice_seconds"))
-
-            take = partial(self._take_request, request)
-            if not self._fleet.calls.start(CallKind.REQUEST, provider, machine, call, take):
-                raise FleetError(
-                    f"{machine}: too many requests, or one for it is under way",
-                    remedy="try again in a minute",
-                )
+            if request["kind"] != "evict":
+                raise FleetError(f"unknown request {request['kind']}")
+            if late:
+                why = f"no controller took the request within {REQUEST_SECONDS:.0f} s"
+                raise FleetError(why, remedy="check vcasgd status, and try again")
+            if not (cloud.complete or cloud.has(machine)):
+                return
+            provider = cloud.provider_of(machine)
         except FleetError as error:
             self._finish(request, error)
+            return
+
+        def end() -> None:
+            # Also those that waited for a thread meanwhile.
+            cloud.check(provider)
+            if kill:
+                provider.kill(machine)
+            else:
+                provider.evict(machine, request.get("notice_seconds"))
+
+        take = partial(self._take_request, request)
+        # Otherwise too many calls, or one for this machine, are under way.
+        if call := self._fleet.calls.start(CallKind.REQUEST, provider, machine, end, take):
+            log.info("request: %s %s", "kill" if kill else "evict", machine)
+            self._requests[request["id"]] = call
 
     def _take_request(self, request: Mapping[str, Any], call: Future[None]) -> None:
         error = call.exception()
@@ -174,7 +200,7 @@ class MachineActuator:
 
     def _finish(self, request: Mapping[str, Any], error: VcasgdError | None) -> None:
         if error is not None:
-            log.warning("evict %s: %s", request["machine"], error)
+            log.warning("%s %s: %s", request["kind"], request.get("machine"), error)
         self._fleet.control.finish(request, error)
 
     def record_failed_boot(

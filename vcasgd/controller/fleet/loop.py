@@ -6,7 +6,6 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
 
 from vcasgd.controller.fleet.act import MachineActuator, WorkerActuator
 from vcasgd.controller.fleet.cloud_calls import BACKOFF_SECONDS
@@ -18,7 +17,6 @@ from vcasgd.errors import FleetError, StoreUnavailable
 from vcasgd.fleet.observed import Observed
 from vcasgd.fleet.plan import Blame, Launch, StartWorker, StopWorker
 from vcasgd.fleet.plan.decide import Plan, make_plan
-from vcasgd.logging import bound
 
 log = logging.getLogger(__name__)
 
@@ -40,8 +38,6 @@ class FleetLoop:
         self._learners = Learners(fleet.ledger, fleet.beats, fleet.settings.heartbeat)
         self._view = FleetView(fleet)
         self._heartbeat = fleet.settings.heartbeat
-        #: Requests that wait until a new controller knows which machines there are.
-        self._early: list[dict[str, Any]] = []
         #: When the next round begins, by :func:`time.monotonic`.
         self._next_at = 0.0
 
@@ -69,7 +65,7 @@ class FleetLoop:
         began, now = time.monotonic(), self._fleet.clock()
         self._next_at = began + self._heartbeat / 2
         self._follow_pools()
-        self._serve_requests()
+        self._machines.serve(self._fleet.control.requests())
         state = self._observer.observe(now, self._workers.successors)
         failed_boots = [*self._view.failed_boots(state), *self._fleet.cloud.take_lapsed()]
         self._view.release(state)
@@ -97,19 +93,6 @@ class FleetLoop:
         while pools.replaced:
             self._fleet.calls.retire(pools.replaced.pop())
         self._fleet.clearance.set_pools(pools.specs)
-
-    def _serve_requests(self) -> None:
-        """Execute what users requested through the API."""
-        cloud, early, self._early = self._fleet.cloud, self._early, []
-        for request in (*early, *self._fleet.control.take_requests()):
-            with bound(request=request.get("request")):
-                if request["kind"] != "evict":
-                    kind = request["kind"]
-                    self._fleet.control.finish(request, FleetError(f"unknown request {kind}"))
-                elif cloud.complete or cloud.has(request["machine"]):
-                    self._machines.evict(request)
-                else:
-                    self._early.append(request)
 
     def _act(self, plan: Plan, state: Observed) -> None:
         """Carry out a plan. The actions of a kind are one call where that is cheaper."""

@@ -13,14 +13,14 @@ import redis
 from redis.client import Pipeline
 
 import vcasgd
-from vcasgd.errors import FleetError, SpecError, VcasgdError
+from vcasgd.errors import SpecError, VcasgdError
 from vcasgd.store import keys as names
 from vcasgd.store.connection import RedisClient
 
 #: Seconds for which the result of a request can be asked for.
 RESULT_SECONDS = 3600
-#: Seconds after which a request that no controller has taken fails: its machine may do something
-#: else by then, and its sender no longer waits.
+#: Seconds after which no controller begins with a request: its machine may do something else by
+#: then, and its sender no longer waits.
 REQUEST_SECONDS = 60.0
 #: Start of the names of a controller's connections; its owner's name follows.
 CONTROLLER_CONNECTION = "vcasgd-controller:"
@@ -154,7 +154,7 @@ class Control:
         return float(self._ledger.hget(names.CONTROLLER, "looked_at") or 0.0)
 
     def request(self, kind: str, **details: Any) -> str:
-        """Send a request to the controller, which handles it once, soon.
+        """Send a request to the controller, which handles it soon.
 
         Returns its identifier, for :meth:`result`.
         """
@@ -174,28 +174,25 @@ class Control:
         row: dict[str, Any] | None = None if stored is None else json.loads(stored)
         return row
 
-    def finish(self, request: Mapping[str, Any], error: VcasgdError | None = None) -> None:
-        """Record that a request was carried out, or why not."""
-        _set_result(self._ledger, request, "failed" if error else "done", error)
+    def requests(self, most: int = 100) -> list[tuple[dict[str, Any], bool]]:
+        """Return the oldest requests without a result, and whether each was sent too long ago.
 
-    def take_requests(self, most: int = 100) -> list[dict[str, Any]]:
-        """Remove and return requests; fail those that were sent too long ago.
-
-        They are lost if the controller dies right after, and then never have a result. So only
-        requests that can be repeated are sent this way; states are in the jobs' records.
+        A controller carries out again what its predecessor may have. So only requests that can be
+        repeated are sent this way; states are in the jobs' records.
         """
-        with self._ledger.pipeline(transaction=True) as pipe:
-            pipe.lpop(names.COMMANDS, most)
+        with self._ledger.pipeline() as pipe:
+            pipe.lrange(names.COMMANDS, 0, most - 1)
             pipe.time()
             texts, (now, _) = pipe.execute()
-        requests = []
-        for row in map(json.loads, texts or ()):
-            if now - row.pop("sent_at", now) <= REQUEST_SECONDS:
-                requests.append(row)
-            else:
-                why = f"no controller took the request within {REQUEST_SECONDS:.0f} s"
-                self.finish(row, FleetError(why, remedy="check vcasgd status, and try again"))
-        return requests
+        rows = map(json.loads, texts)
+        return [(row, now - row["sent_at"] > REQUEST_SECONDS) for row in rows]
+
+    def finish(self, request: Mapping[str, Any], error: VcasgdError | None = None) -> None:
+        """Record that one of :meth:`requests` was carried out, or why not."""
+        with self._ledger.pipeline(transaction=True) as pipe:
+            _set_result(pipe, request, "failed" if error else "done", error)
+            pipe.lrem(names.COMMANDS, 1, json.dumps(request))
+            pipe.execute()
 
     def publish(self, machines: Mapping[str, Any], pools: Mapping[str, Any]) -> None:
         """Replace the published view of the fleet."""
@@ -267,11 +264,11 @@ def _set_rows(ledger: RedisClient | Pipeline, key: str, rows: Mapping[str, Any])
 
 
 def _set_result(
-    ledger: RedisClient | Pipeline,
+    pipe: Pipeline,
     request: Mapping[str, Any],
     state: str,
     error: VcasgdError | None = None,
 ) -> None:
     why = {"problem": error and error.message, "remedy": error and error.remedy}
     row = {**request, "state": state, **why}
-    ledger.set(names.request(request["id"]), json.dumps(row), ex=RESULT_SECONDS)
+    pipe.set(names.request(request["id"]), json.dumps(row), ex=RESULT_SECONDS)
