@@ -193,6 +193,19 @@ class TestLostMachines:
 
         assert len(jobs.failures(job)) == 3
 
+    def test_crashes_of_long_ago_do_not_count(
+        self, jobs: Jobs, job: str, backoff: RestartBackoff
+    ) -> None:
+        worker = worker_name("i-1", job)
+        for _ in range(10):
+            backoff.record_end(worker, job, "killed")
+        self.now = 59.0
+        assert not backoff.may_start(worker)
+        self.now = 24 * 3600.0
+        backoff.record_end(worker, job, "killed")
+        self.now += 2.0
+        assert backoff.may_start(worker)
+
     def test_a_machine_with_a_notice_is_no_crash(
         self, jobs: Jobs, job: str, backoff: RestartBackoff
     ) -> None:

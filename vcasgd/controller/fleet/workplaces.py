@@ -48,6 +48,8 @@ CONNECT_SECONDS = 120.0
 LOST_HEARTBEATS = 10
 #: Seconds before the first restart of a worker that crashed, and at most before later ones.
 RESTART_SECONDS = (1.0, 60.0)
+#: Seconds after such a pause in which another crash makes the next one longer.
+FORGET_SECONDS = 3600.0
 #: Why workers have ended whose node lost the process that ran them.
 RUNNER_ENDED = "the process that runs the workers of its machine ended"
 
@@ -67,8 +69,8 @@ class RestartBackoff:
         #: Worker, when its process ended, its job, and what Ray says about it, in this order.
         self._unconfirmed: list[tuple[str, float, str, str]] = []
         self._clock = clock
-        self._counts: dict[str, int] = {}
-        self._not_before: dict[str, float] = {}
+        #: Crashes of each worker, and when it may start again.
+        self._crashes: dict[str, tuple[int, float]] = {}
 
     def record_end(self, worker: str, job: str, reason: str) -> None:
         """Record that a worker's process ended.
@@ -79,11 +81,15 @@ class RestartBackoff:
         beat = self._jobs.workers.heartbeat(job, worker)
         leaves = beat is not None and (beat.leaving or beat.notice == "terminate")
         if leaves or worker in self._jobs.workers.draining(job):
-            self._counts.pop(worker, None)
+            self._crashes.pop(worker, None)
             return
-        self._counts[worker] = self._counts.get(worker, 0) + 1
-        pause = backoff(self._counts[worker], *RESTART_SECONDS)
-        self._not_before[worker] = self._clock() + pause
+        now = self._clock()
+        self._crashes = {
+            name: each for name, each in self._crashes.items() if now - each[1] < FORGET_SECONDS
+        }
+        count = self._crashes.get(worker, (0, 0.0))[0] + 1
+        pause = backoff(count, *RESTART_SECONDS)
+        self._crashes[worker] = count, now + pause
         with bound(job=job, worker=worker, request=self._jobs.request_of(job)):
             log.warning("%s: its process ended: %s; restart in %.0f s", worker, reason, pause)
         self._unconfirmed.append((worker, self._clock(), job, reason))
@@ -110,7 +116,7 @@ class RestartBackoff:
 
     def may_start(self, worker: str) -> bool:
         """Return True if the worker's back-off has passed."""
-        return self._clock() >= self._not_before.get(worker, 0.0)
+        return self._clock() >= self._crashes.get(worker, (0, 0.0))[1]
 
 
 class Workplaces:
