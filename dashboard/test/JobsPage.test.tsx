@@ -50,6 +50,22 @@ test("a job that waits for machines says for how many, and why", async () => {
   expect(text.title).toBe(waiting);
 });
 
+test("a job that failed says why, and one that succeeded needs no reason", async () => {
+  const [failed, succeeded] = ["no space left", "all epochs are done"];
+  anApi({
+    "/api/v1/overview": {
+      body: [
+        aBrief({ id: "digits-abc123", state: "failed", reason: failed }),
+        aBrief({ id: "mnist-def456", state: "succeeded", reason: succeeded }),
+      ],
+    },
+  });
+  show(<JobsPage />);
+
+  expect(await screen.findByText(failed)).toBeTruthy();
+  expect(screen.queryByText(succeeded)).toBeNull();
+});
+
 test("active jobs come first, and an age is the time since the submission", async () => {
   vi.spyOn(Date, "now").mockReturnValue((START + 7200) * 1000);
   anApiWithJobs();

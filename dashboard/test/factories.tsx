@@ -69,6 +69,7 @@ export function aBrief(changes: Partial<Brief> = {}): Brief {
     ended_at: null,
     state: "running",
     status: changes.state ?? "running",
+    reason: null,
     waiting: null,
     queue: null,
     finished_epochs: 3,

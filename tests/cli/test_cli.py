@@ -27,6 +27,7 @@ from support.waiting import PATIENCE
 import vcasgd
 from vcasgd.cli.output import open_client
 from vcasgd.errors import CloudDenied, Unauthorized, VcasgdError
+from vcasgd.spec.job import JobState
 from vcasgd.stack import PartState, StackHome, StackPhase, StackState
 
 
@@ -57,6 +58,21 @@ def test_help_shows_no_type_beside_a_flag(bare: Run) -> None:
     assert "<int> [x>=1]" in texts[1]
 
 
+def test_help_lists_all_commands_by_their_subjects(bare: Run) -> None:
+    text = stdout_of(bare("--help"))
+    assert "─ Commands ─" not in text
+    assert text.index("─ Stack ─") < text.index("│ token") < text.index("─ Jobs ─")
+
+
+def test_list_of_jobs_says_why_one_failed(run: Run, api: Api) -> None:
+    failed, succeeded = api.submit(), api.submit()
+    api.finish(failed, JobState.FAILED)
+    api.finish(succeeded)
+    lines = {line.split()[0]: line for line in stdout_of(run("jobs")).splitlines()}
+    assert "it failed" in lines[failed]
+    assert "it succeeded" not in lines[succeeded]
+
+
 def test_commands_without_a_stack_name_vcasgd_up(bare: Run, tmp_path: Path) -> None:
     for command in ("jobs", "status"):
         assert_refused(bare(command), "there is no stack in", "remedy: start one with: vcasgd up")
@@ -82,7 +98,11 @@ def test_missing_or_wrong_token_and_unreachable_api_are_errors(
     monkeypatch.setenv("VCASGD_TOKEN", "wrong")
     assert_refused(bare("jobs", "--url", api.url), "token")
     nowhere = "http://127.0.0.1:1"
-    assert_refused(bare("jobs", "--url", nowhere), f"no answer from {nowhere}")
+    assert_refused(bare("jobs", "--url", nowhere), f"no answer from {nowhere}", "vcasgd up")
+    gateway = nowhere.replace("http:", "https:")
+    token = f"vcasgd_ann_{'0' * 64}"
+    refused = assert_refused(bare("join", gateway, "--token", token), f"no answer from {gateway}")
+    assert "vcasgd up" not in refused, "the stack is elsewhere"
 
 
 def test_local_token_is_sent_only_to_the_local_stack(bare: Run, tmp_path: Path) -> None:
@@ -377,7 +397,7 @@ def answering(api: Api) -> Iterator[list[VcasgdError | None]]:
 
     def answer() -> None:
         while not stopped.wait(0.02):
-            for request in api.control.take_requests(len(answers)) if answers else ():
+            for request, _ in api.control.requests(len(answers)) if answers else ():
                 api.control.finish(request, answers.pop(0))
 
     thread = threading.Thread(target=answer)

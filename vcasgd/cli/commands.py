@@ -71,9 +71,12 @@ app = typer.Typer(
 for _panel, _commands in COMMANDS.items():
     for _command in _commands:
         app.command(_command.__name__.rstrip("_"), rich_help_panel=_panel)(_command)
-app.add_typer(data, name="data", cls=Group, help="Prepare sharded data sets.")
-app.add_typer(token, name="token", cls=Group, help="Manage API tokens.")
-app.add_typer(chaos, name="chaos", cls=Group, help="Inject faults and count lost samples.")
+for _name, _group, _panel, _help in (
+    ("data", data, "Jobs", "Prepare sharded data sets."),
+    ("token", token, "Stack", "Manage API tokens."),
+    ("chaos", chaos, "Stack", "Inject faults and count lost samples."),
+):
+    app.add_typer(_group, name=_name, cls=Group, help=_help, rich_help_panel=_panel)
 
 
 def _version(requested: bool) -> None:

@@ -46,6 +46,8 @@ from vcasgd.spec.sections import TrackerKind, metric_text
 from vcasgd.spec.values import parse_duration
 from vcasgd.task.package import packed_files
 
+#: States whose reason people need.
+PROBLEM_STATES = (JobState.FAILED, JobState.PAUSED)
 _JOBS: Columns = {
     "JOB": lambda row: row["id"],
     "STATE": lambda row: row["status"] or row["state"],
@@ -58,6 +60,7 @@ _JOBS: Columns = {
     "SUBMITTED": lambda row: ago(row["created_at"]),
     "DEADLINE": lambda row: _due(row),
     "WAITING": lambda row: row.get("waiting"),
+    "REASON": lambda row: row["reason"] if row["state"] in PROBLEM_STATES else None,
 }
 #: Names that jobs are filtered by.
 STATES = (*JobState, "active", "queued")

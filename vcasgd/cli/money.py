@@ -220,7 +220,10 @@ def _lines(plan: PlanView) -> list[str]:
     if plan.deadline is not None:
         lines.append(_deadline(plan.deadline))
     lines += [f"assumed: {assumption}" for assumption in plan.assumptions]
-    return lines + [f"remedy: {remedy}" for remedy in plan.remedies]
+    lines += [f"remedy: {remedy}" for remedy in plan.remedies]
+    if plan.hours is None and plan.machines:
+        lines.append("vcasgd plan takes these numbers with --samples and --samples-per-second")
+    return lines
 
 
 def _deadline(deadline: DeadlineEstimate) -> str:

@@ -58,10 +58,10 @@ def mapped_errors(url: str) -> Iterator[None]:
                 status=UNTRUSTED,
             ) from error
         kind = type(error).__name__
-        raise ApiError(
-            f"no answer from {url}: {error or kind}",
-            remedy="start a local stack with vcasgd up, or check the URL, tunnel, and firewall",
-        ) from error
+        remedy = "check the URL, tunnel, and firewall"
+        if not url.lower().startswith("https:"):  # The API of a local stack has no TLS.
+            remedy = f"start a local stack with vcasgd up, or {remedy}"
+        raise ApiError(f"no answer from {url}: {error or kind}", remedy=remedy) from error
     except (httpx.InvalidURL, httpx.HTTPError) as error:
         raise ApiError(f"{url}: {error}") from error
 

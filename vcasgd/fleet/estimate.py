@@ -407,15 +407,15 @@ def _remedies(
             f"before: set resources.memory to {needed:.1f}GB or more"
         )
     if spec.epochs is not None and workload.samples is None:
-        remedies.append("the number of samples in an epoch is unknown: give it (--samples)")
+        remedies.append("the number of samples in an epoch is unknown: give it")
     if spec.max_steps is not None and workload.batch_size is None:
         remedies.append(
             "the number of samples in a step is unknown until a job with this name and task runs"
         )
     if any(row.machines and row.samples_per_second is None for row in rows):
         remedies.append(
-            "the speed of these machines is unknown: give the samples per second of one machine "
-            "(--samples-per-second), or run some steps, which measure them for the next plan with "
-            "this name and task"
+            "the speed of these machines is unknown: give the samples per second of one "
+            "machine, or run some steps, which measure them for the next plan with this name and "
+            "task"
         )
     return remedies

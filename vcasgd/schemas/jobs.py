@@ -143,6 +143,7 @@ class JobRow(Schema):
     status: str = Field(
         default="", description="The state, or `queued` while a starting job has no machine."
     )
+    reason: str | None = Field(default=None, description="Why the job is in its state.")
     waiting: str | None = Field(
         default=None,
         description="Why the job has fewer machines than it could use, or that they boot.",
@@ -161,7 +162,6 @@ class JobRow(Schema):
 class JobView(JobRow):
     """A job."""
 
-    reason: str | None
     deadline: float | None = Field(default=None, description="When it has to end.")
     outlook: str | None = Field(
         default=None, description="How it stands before its deadline, as of the controller."

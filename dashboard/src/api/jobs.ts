@@ -22,6 +22,11 @@ export function isOver(job: Pick<Job, "state">): boolean {
   return ENDED.includes(job.state);
 }
 
+/** Returns why a job that needs a person is in its state. */
+export function problemOf({ state, reason }: Pick<Job, "state" | "reason">): string | null {
+  return ["paused", "failed", "cancelled"].includes(state) ? (reason ?? null) : null;
+}
+
 /** Jobs, newest first. The stream keeps them up to date. */
 export function useOverview() {
   return useQuery({

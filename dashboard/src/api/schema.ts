@@ -1436,6 +1436,11 @@ export interface components {
              */
             status: string;
             /**
+             * Reason
+             * @description Why the job is in its state.
+             */
+            reason: string | null;
+            /**
              * Waiting
              * @description Why the job has fewer machines than it could use, or that they boot.
              */
@@ -1961,6 +1966,11 @@ export interface components {
              */
             status: string;
             /**
+             * Reason
+             * @description Why the job is in its state.
+             */
+            reason: string | null;
+            /**
              * Waiting
              * @description Why the job has fewer machines than it could use, or that they boot.
              */
@@ -1984,8 +1994,6 @@ export interface components {
              * @description Machines lost without a notice.
              */
             kills: number;
-            /** Reason */
-            reason: string | null;
             /**
              * Deadline
              * @description When it has to end.

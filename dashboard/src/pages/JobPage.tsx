@@ -1,7 +1,7 @@
 import { Skeleton, Tabs } from "@mantine/core";
 import { useEffect, useRef } from "react";
 import { useParams, useSearchParams } from "react-router";
-import { statusOf, useJob } from "../api/jobs";
+import { problemOf, statusOf, useJob } from "../api/jobs";
 import type { Job } from "../api/types";
 import { ErrorState } from "../components/ErrorState";
 import { Notice } from "../components/Notice";
@@ -18,7 +18,6 @@ import { SpecText } from "./job/SpecText";
 import { Summary } from "./job/Summary";
 import { Workers } from "./job/Workers";
 
-const PROBLEM_STATES = ["paused", "failed", "cancelled"];
 const CONTENTS = {
   overview: Overview,
   workers: Workers,
@@ -109,9 +108,10 @@ function capitalized(text: string): string {
 }
 
 function Problem({ job }: { job: Job }) {
-  if (!job.reason || !PROBLEM_STATES.includes(job.state)) return null;
+  const problem = problemOf(job);
+  if (!problem) return null;
   return (
-    <Notice tone={job.state === "failed" ? "bad" : "warn"} title={job.reason}>
+    <Notice tone={job.state === "failed" ? "bad" : "warn"} title={problem}>
       {job.traceback && <pre className={classes.traceback}>{job.traceback}</pre>}
     </Notice>
   );

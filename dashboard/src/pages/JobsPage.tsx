@@ -3,7 +3,7 @@ import { IconPlus, IconSearch, IconStack2 } from "@tabler/icons-react";
 import { useState } from "react";
 import { Link } from "react-router";
 import { usePools } from "../api/cluster";
-import { isOver, LIST_LIMIT, statusOf, useOverview } from "../api/jobs";
+import { isOver, LIST_LIMIT, problemOf, statusOf, useOverview } from "../api/jobs";
 import { useCaller } from "../api/signIn";
 import type { Brief } from "../api/types";
 import { type Column, DataTable } from "../components/DataTable";
@@ -187,6 +187,7 @@ function columns(now: number, simulated: boolean): Column<Brief>[] {
               {job.waiting.split(/[:;]/, 1)[0]}
             </span>
           )}
+          {problemOf(job) && <span className={classes.reason}>{problemOf(job)}</span>}
         </>
       ),
     },
