@@ -66,11 +66,14 @@ def test_help_lists_all_commands_by_their_subjects(bare: Run) -> None:
 
 def test_list_of_jobs_says_why_one_failed(run: Run, api: Api) -> None:
     failed, succeeded = api.submit(), api.submit()
-    api.finish(failed, JobState.FAILED)
+    why = f"the data is damaged: {'x' * 2000}\nand missing"
+    api.jobs.transition(failed, JobState.FAILED, [JobState.STARTING], why=why)
     api.finish(succeeded)
     lines = {line.split()[0]: line for line in stdout_of(run("jobs")).splitlines()}
-    assert "it failed" in lines[failed]
+    assert lines[failed].endswith("x and missing")
+    assert lines[failed].split()[1] == "failed"
     assert "it succeeded" not in lines[succeeded]
+    assert len(lines[succeeded]) < 200
 
 
 def test_commands_without_a_stack_name_vcasgd_up(bare: Run, tmp_path: Path) -> None:

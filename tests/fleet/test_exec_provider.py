@@ -72,13 +72,14 @@ def test_a_command_says_why_it_refuses(make: Make, error: str, kind: type[FleetE
     ("script", "shown"),
     [
         ("echo 'no such region' >&2; exit 3", "launch: no such region"),
+        ("seq 200 >&2; echo KeyError: KEY >&2; exit 1", "launch: KeyError: KEY"),
         ("exit 4", "exit status 4"),
         ("sleep 60", "took over 0.2 s"),
         ("cat", "isn't in the contract"),
         ("echo hello", "isn't in the contract"),
         ("""echo '{"machines": ["strange"]}'""", "names 'strange', unasked"),
     ],
-    ids=["message", "silence", "too long", "echo", "no JSON", "other machines"],
+    ids=["message", "traceback", "silence", "too long", "echo", "no JSON", "other machines"],
 )
 def test_a_launch_that_is_not_understood_is_tried_again(
     make: Make, script: str, shown: str

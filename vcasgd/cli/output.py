@@ -9,10 +9,11 @@ from typing import IO, Annotated, Any
 
 import typer
 from pydantic import BaseModel
+from rich.cells import cell_len, set_cell_size
 from rich.console import Console, ConsoleOptions, RenderableType
 from rich.filesize import decimal
 from rich.segment import Segment
-from rich.table import Table
+from rich.text import Text
 from typer.core import TyperGroup
 
 from vcasgd.client import Client
@@ -47,6 +48,8 @@ class PlainConsole(Console):
                 yield Segment(printable(segment.text), segment.style)
 
 
+#: Characters of a line that no terminal has.
+MAX_LINE = 100_000
 #: Exit status after Ctrl-C; a shell reports the same for SIGINT.
 INTERRUPTED = 130
 
@@ -161,24 +164,28 @@ def show_rows(
 
 
 def show_whole(tables: RenderableType) -> None:
-    """Print tables on lines of any length, which a terminal wraps; Rich would cut names."""
-    PlainConsole(width=400).print(tables, soft_wrap=False)
+    """Print tables on lines of any length, which a terminal wraps."""
+    PlainConsole(width=MAX_LINE).print(tables, soft_wrap=False)
 
 
-def table(rows: Sequence[Mapping[str, Any]], columns: Columns) -> Table:
-    """Return rows as a table with the given columns, without those that are empty."""
-    cells = {
-        heading: ["" if (cell := value(row)) is None else str(cell) for row in rows]
-        for heading, value in columns.items()
-    }
-    if rows:
-        cells = {heading: column for heading, column in cells.items() if any(column)}
-    result = Table(box=None, pad_edge=False, header_style="bold")
-    for heading in cells:
-        result.add_column(heading, no_wrap=True)
-    for row in zip(*cells.values(), strict=True):
-        result.add_row(*row)
+def table(rows: Sequence[Mapping[str, Any]], columns: Columns) -> Text:
+    """Return rows as a table with the given columns, without those that are empty.
+
+    Rich's own tables drop columns beside a long text, and fill their lines up.
+    """
+    cells = {heading: [_cell(value(row)) for row in rows] for heading, value in columns.items()}
+    shown = [[name, *column] for name, column in cells.items() if any(column) or not rows]
+    widths = [max(map(cell_len, column)) for column in shown]
+    lines = [
+        "  ".join(map(set_cell_size, row, widths)).rstrip() for row in zip(*shown, strict=True)
+    ]
+    result = Text("\n".join(lines), no_wrap=True, overflow="ellipsis")
+    result.stylize("bold", 0, len(lines[0]))
     return result
+
+
+def _cell(value: object) -> str:
+    return "" if value is None else " ".join(printable(str(value)).splitlines())
 
 
 def ago(at: float | None) -> str:

@@ -264,7 +264,8 @@ def _failure_of(done: subprocess.CompletedProcess[str]) -> tuple[type[FleetError
         refusal = _Refusal.model_validate_json(done.stdout[:MAX_BYTES])
         kind, text = _ERRORS.get(refusal.error, CloudUnavailable), refusal.message
     except ValidationError:
-        kind, text = CloudUnavailable, (done.stderr or done.stdout).strip()[-BOOT_ERROR_LENGTH:]
+        *_, last = (done.stderr or done.stdout).strip().split("\n")
+        kind, text = CloudUnavailable, last[-BOOT_ERROR_LENGTH:]
     return kind, one_line(text) or f"it failed with exit status {done.returncode}"
 
 
