@@ -12,7 +12,7 @@ import sys
 import termios
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -62,6 +62,21 @@ def test_help_lists_all_commands_by_their_subjects(bare: Run) -> None:
     text = stdout_of(bare("--help"))
     assert "─ Commands ─" not in text
     assert text.index("─ Stack ─") < text.index("│ token") < text.index("─ Jobs ─")
+
+
+@pytest.mark.parametrize(
+    ("command", "problem"),
+    [
+        (("token", "create", "ann", "--scope", "root"), ": 'root' is not one of"),
+        (("up", "--port", "99999"), ": must be less than or equal to 65535"),
+        (("evict", "i-1", "--notice", "soon"), ": must be a valid number"),
+    ],
+)
+def test_a_wrong_value_is_named_in_plain_words(
+    bare: Run, command: Sequence[str], problem: str
+) -> None:
+    refused = bare(*command)
+    assert (refused.exit_code, problem in refused.stderr) == (2, True), refused.stderr
 
 
 def test_list_of_jobs_says_why_one_failed(run: Run, api: Api) -> None:

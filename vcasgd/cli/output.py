@@ -21,6 +21,7 @@ from vcasgd.client.transport import find_api
 from vcasgd.errors import VcasgdError
 from vcasgd.printable import printable
 from vcasgd.settings import Settings, load_settings
+from vcasgd.spec.problems import plain_problem
 
 
 class PlainConsole(Console):
@@ -94,6 +95,9 @@ class Group(TyperGroup):
     def invoke(self, ctx: Any) -> Any:
         try:
             return super().invoke(ctx)
+        except typer.BadParameter as error:
+            error.message = plain_problem(error.message)
+            raise
         except VcasgdError as error:
             show_error(error)
         except ModuleNotFoundError as error:

@@ -67,8 +67,12 @@ def expected(details: ErrorDetails) -> str:
     """Return what a value has to be, such as "must be a whole number", by an error of pydantic."""
     if words := PATTERNS.get(details.get("ctx", {}).get("pattern", "")):
         return f"must be {words}"
-    message = details["msg"].removeprefix("Value error, ")
-    return _KINDS.get(details["type"], re.sub("^[A-Z][a-z]+ should ", "must ", message))
+    return _KINDS.get(details["type"], plain_problem(details["msg"]))
+
+
+def plain_problem(message: str) -> str:
+    """Return a message of pydantic in the words of ours."""
+    return re.sub("^[A-Z][a-z]+ should ", "must ", message.removeprefix("Value error, "))
 
 
 def first_mistake(error: ValidationError, whole: str = "") -> str:
