@@ -111,6 +111,15 @@ def test_a_terminal_shows_figures_below_the_events_and_no_silent_workers(api: Ap
         assert word in text
 
 
+def test_follow_says_why_a_job_is_queued(api: Api) -> None:
+    job = api.submit()
+    why = "position 1 of 1: waits for 1 of 1 machines; cloud: no permission"
+    place = {"text": why, "position": 1, "length": 1, "has_machines": False}
+    api.jobs.set_waiting({job: place})
+    with api.client() as client:
+        assert f"queued: {why}" in str(next(statuses(client, job)))
+
+
 def test_follow_says_that_machines_boot_until_a_worker_starts(api: Api) -> None:
     job = api.submit()
     api.jobs.set_waiting({job: {"text": "2 machines are booting"}})

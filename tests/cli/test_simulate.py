@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -43,6 +44,7 @@ def test_simulate_follows_a_trace(tmp_path: Path) -> None:
     result = CliRunner().invoke(app, ["simulate", JOB, *SHORT, *arguments])
 
     assert result.exit_code == 0, result.stderr
+    assert re.search(r"samples  loss [0-9.]+, accuracy [0-9.]+%$", result.stderr.splitlines()[-1])
     facts = dict(line.split("  ", 1) for line in result.stdout.splitlines())
     assert int(facts["machines lost"]) > 0
     assert float(facts["cost"].removesuffix(" USD")) > 0

@@ -64,14 +64,11 @@ class JobStatus:
 
 
 def _state(status: JobStatus) -> str:
-    """Return the state: of a queued job with its place, of a starting one with what it does, or
-    that its machines boot."""
+    """Return the state: of a starting job with what it does, or why it waits."""
     job, text = status.job, status.job.status or status.job.state
-    if text == "queued" and job.queue:
-        return f"{text} ({job.queue.position} of {job.queue.length})"
     busy = (row.doing for row in status.workers if row.doing and "starting" not in row.doing)
     doing = next(busy, None if status.workers else job.waiting)
-    return f"{text}: {doing}" if text == "starting" and doing else text
+    return f"{text}: {doing}" if text in ("queued", "starting") and doing else text
 
 
 def first_metrics(job: JobView) -> list[tuple[str, float | None]]:

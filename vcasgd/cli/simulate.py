@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from vcasgd.cli.jobfile import load_job
+from vcasgd.cli.jobs import metrics_text
 from vcasgd.cli.money import Changes
 from vcasgd.cli.output import Json, duration, err, show_facts, show_json
 from vcasgd.errors import SpecError
@@ -90,8 +91,8 @@ def simulate(
 
 
 def _line(point: Point) -> str:
-    metrics = "  ".join(f"{name} {value:.4f}" for name, value in point.metrics.items())
-    return f"epoch {point.epoch}  {duration(point.seconds)}  {point.samples} samples  {metrics}"
+    text = f"epoch {point.epoch}  {duration(point.seconds)}  {point.samples} samples"
+    return f"{text}  {metrics_text(point.metrics)}"
 
 
 def _show(outcome: Outcome, price: float | None) -> None:
