@@ -135,6 +135,15 @@ def test_members_of_a_tar_with_one_name_are_a_sample(tmp_path: Path) -> None:
     assert dataset[4] == wanted
 
 
+def test_member_that_cannot_be_decoded_is_named(tmp_path: Path) -> None:
+    (tmp_path / "0.tar").write_bytes(tar(0).replace(b"7" + 511 * b"\0", b"x" + 511 * b"\0"))
+    make_index(storage_at(tmp_path))
+
+    # Not a DataError, which would be the fault of the whole shard
+    with pytest.raises(ValueError, match=r"shard 0\.tar: some/folder/000004\.cls can't be decoded"):
+        ShardedDataset(tmp_path)[4]
+
+
 @pytest.mark.parametrize(
     ("name", "data"),
     [

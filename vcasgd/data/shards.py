@@ -53,9 +53,10 @@ class Arrays(Sequence[Sample]):
 
 
 class Members(Sequence[Sample]):
-    """Members of a tar as bytes, decoded when a sample is read."""
+    """Members of the tar ``name`` as bytes, decoded when a sample is read."""
 
-    def __init__(self, samples: list[dict[str, bytes]], keys: list[str]) -> None:
+    def __init__(self, name: str, samples: list[dict[str, bytes]], keys: list[str]) -> None:
+        self._name = name
         self._samples = samples
         self._keys = keys
         self.nbytes = sum(len(data) for sample in samples for data in sample.values())
@@ -64,9 +65,15 @@ class Members(Sequence[Sample]):
         return len(self._samples)
 
     def __getitem__(self, index: Any) -> Any:
-        members = self._samples[index].items()
-        decoded = {name: _MEMBERS.get(name, bytes)(data) for name, data in members}
-        return {"__key__": self._keys[index], **decoded}
+        sample: Sample = {"__key__": self._keys[index]}
+        for kind, data in self._samples[index].items():
+            try:
+                sample[kind] = _MEMBERS.get(kind, bytes)(data)
+            except _UNREADABLE as error:
+                # Of this sample only, so that a job can skip it.
+                where = f"shard {self._name}: {self._keys[index]}.{kind}"
+                raise ValueError(f"{where} can't be decoded: {error}") from error
+        return sample
 
 
 _UNREADABLE = (
@@ -81,17 +88,17 @@ def read_shard(name: str, data: bytes) -> Samples:
     """Decode the samples of a file. Raises :class:`DataError` with the name of the file."""
     read = next(read for suffix, read in _READERS.items() if name.endswith(suffix))
     try:
-        return read(data)
+        return read(name, data)
     except _UNREADABLE as error:
         raise DataError(f"shard {name}: can't be read: {error}") from error
 
 
-def _read_npz(data: bytes) -> Samples:
+def _read_npz(_: str, data: bytes) -> Samples:
     with np.load(io.BytesIO(data), allow_pickle=False) as arrays:
         return Arrays({name: torch.from_numpy(arrays[name]) for name in arrays.files})
 
 
-def _read_tar(data: bytes) -> Samples:
+def _read_tar(name: str, data: bytes) -> Samples:
     """Read a tar: consecutive members with equal names up to the first dot form one sample."""
     samples: list[dict[str, bytes]] = []
     keys: list[str] = []
@@ -107,12 +114,12 @@ def _read_tar(data: bytes) -> Samples:
                 keys.append(key)
                 samples.append({})
             samples[-1][extension.lower()] = file.read()
-    return Members(samples, keys)
+    return Members(name, samples, keys)
 
 
-_READERS: dict[str, Callable[[bytes], Samples]] = {
+_READERS: dict[str, Callable[[str, bytes], Samples]] = {
     ".npz": _read_npz,
-    ".safetensors": lambda data: Arrays(load_safetensors(data)),
+    ".safetensors": lambda _, data: Arrays(load_safetensors(data)),
     ".tar": _read_tar,
 }
 #: File name suffixes of shards.
