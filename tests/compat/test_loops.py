@@ -326,3 +326,17 @@ def test_a_loop_may_reset_gradients_to_zeros(
 
     # Two workers of a round move it alike
     assert not torch.equal(seen[-1], seen[-4])
+
+
+#: A loop whose code needs batches of one size, as its loader makes them on one machine.
+FIXED = own_steps("DataLoader(data, 60, shuffle=True, drop_last=True)", "batch[0].view(60, 32)")
+
+
+@pytest.mark.parametrize(("workers", "session"), [(1, ""), (2, ", min_local_batch=60"), (2, "")])
+def test_code_for_batches_of_one_size_is_refused_before_the_training(
+    tmp_path: Path, workers: int, session: str
+) -> None:
+    task = loop_script(tmp_path, FIXED, FewPoints, session=f"optimizer{session}")
+
+    with pytest.raises(UserCodeError, match=r"with a batch of 4 samples .*Subset"):
+        simulated(task, workers, epochs=1)

@@ -394,7 +394,8 @@ def test_a_script_has_ended_after_an_error_in_its_loop(scripts: Scripts) -> None
         task.loss(model, torch.ones(2, 1))
 
     assert task.ended
-    with pytest.raises(UserCodeError, match="left the loop"):
+    # Not that it has left its loop, which would be a success
+    with pytest.raises(UserCodeError, match="division by zero"):
         task.loss(model, torch.ones(2, 1))
 
 

@@ -296,6 +296,8 @@ class LoopInThread(LoopTask):
         self._to_loop: SimpleQueue[Any] = SimpleQueue()
         self._to_worker: SimpleQueue[Any] = SimpleQueue()
         self._steps = 0
+        #: Why the loop has ended.
+        self._end: VcasgdError | None = None
         #: The batch that the worker gave last.
         self.batch: Any = None
         #: Submits the step that the worker waits for, if the loop is left after it.
@@ -344,7 +346,8 @@ class LoopInThread(LoopTask):
         if model is not self.network:
             raise UserCodeError(f"{self.name} trains one model, and this is a different one")
         if self.ended:
-            raise self._end_error(None)
+            # Code may have looked at what a batch does, although that failed.
+            raise self._end or self._end_error(None)
         self._to_loop.put(batch)
         loss: Tensor = self._receive(self._end_error)
         return loss
@@ -370,9 +373,12 @@ class LoopInThread(LoopTask):
             return message
         assert self._thread is not None
         self._thread.join(EXIT_SECONDS)
-        if isinstance(message.error, VcasgdError):
-            raise message.error
-        raise to_error(message.error) from message.error
+        error = message.error
+        if isinstance(error, VcasgdError):
+            self._end = error
+            raise error
+        self._end = to_error(error)
+        raise self._end from error
 
     def _start_error(self, error: BaseException | None) -> VcasgdError:
         if error is None:

@@ -71,6 +71,12 @@ class Task:
     batches_per_step: int = 1
     #: True if :meth:`loss` also makes the optimizer's step, as the loop of a script can do.
     makes_steps: bool = False
+    #: Code of the loops that train, the innermost first, and of statements between epochs that have
+    #: the job's count of them.
+    loops: Sequence[str] = ()
+    repeated_code: Sequence[str] = ()
+    #: True if the code has never had a last batch of another size, because a loader drops it.
+    drops_last: bool = False
     #: True if the job skips bad samples; ``on_bad_sample`` in the job file sets it.
     skips_bad_samples: bool = False
     #: True if the loop may set rates itself, as a function of the job's step. They stay until the
@@ -241,6 +247,7 @@ class Task:
 
     def use_loader_settings(self, loader: DataLoader[Any]) -> None:
         """Load batches with the processes that a ``DataLoader`` would use."""
+        self.drops_last = getattr(loader.batch_sampler, "drop_last", False)
         self.loader_workers = loader.num_workers
         self.prefetch_factor = loader.prefetch_factor or self.prefetch_factor
         self.pin_memory = loader.pin_memory or self.pin_memory

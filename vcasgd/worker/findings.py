@@ -253,6 +253,9 @@ class Findings:
         ``mapped``: no process has the whole vector of the model.
         """
         self._find_state()
+        if self._task.drops_last and self._spec.workers.gpus == 1:
+            with self._model.undone():
+                self.trial.change_by_last()
         self._model.find_buffers(self._find_buffers)
         self.use_layout()
         adapter = adapter_of(self._model.module)

@@ -100,16 +100,32 @@ class TrialSteps:
         # Of an odd number, micro-batches have another size, too.
         part = self.plan.samples % size if self.spec.workers.max == 1 else size // 2 | 1
         if part:
-            part = min(max(part, self.task.min_local_batch or MIN_BATCH), self.plan.size(0))
-            try:
-                self._load_and_train(0, part)
-            except UserCodeError as error:
-                error.message += f", with a batch of {part} samples"
-                error.remedy = error.remedy or (
-                    "let the code take batches of other sizes, or set min_local_batch to the size "
-                    "of a batch, so that one worker trains whole ones"
-                )
-                raise
+            self._train_part(
+                max(part, self.task.min_local_batch or MIN_BATCH),
+                "let the code take batches of other sizes, or set min_local_batch to the size of a "
+                "batch, so that one worker trains whole ones",
+            )
+
+    def change_by_last(self) -> None:
+        """Make a step with as many samples as the last batch of an epoch; the caller undoes it."""
+        size = batch_size_of(self.task)
+        rest = self.plan.samples % size
+        # A single sample joins the batch before it.
+        if part := size + 1 if rest == 1 < size else rest:
+            self._train_part(
+                part,
+                "let the code take batches of other sizes, or train on a Subset of as many samples "
+                "as some whole batches have: a job trains all samples, also with drop_last",
+            )
+
+    def _train_part(self, samples: int, remedy: str) -> None:
+        samples = min(samples, self.plan.size(0))
+        try:
+            self._load_and_train(0, samples)
+        except UserCodeError as error:
+            error.message += f", with a batch of {samples} samples"
+            error.remedy = error.remedy or remedy
+            raise
 
     def kinds_of(self, state: nn.Module, names: list[str]) -> BufferKinds:
         """Return how versions merge the buffers ``names`` of ``state``, all that a step changes."""
