@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import runpy
 import signal
 from collections.abc import Callable
 from pathlib import Path
@@ -224,6 +225,12 @@ def test_paths_are_those_of_the_script_and_each_worker_has_its_own(
             EVALUATION,
             "with a batch of 33 samples .*set min_local_batch",
         ),
+        (
+            "make = torch.optim.Adam\n"
+            + own_steps("data, 64", "optimizer = make(model.parameters())"),
+            EVALUATION,
+            "without optimizer.step of .*if the loop has made a new optimizer",
+        ),
     ],
 )
 def test_a_usual_mistake_has_a_remedy(
@@ -340,3 +347,31 @@ def test_code_for_batches_of_one_size_is_refused_before_the_training(
 
     with pytest.raises(UserCodeError, match=r"with a batch of 4 samples .*Subset"):
         simulated(task, workers, epochs=1)
+
+
+#: A loop that measures its training set after each epoch, as torch's update_bn reads it.
+MEASURES = """
+loader = session.loader(DataLoader(data, 64, shuffle=True))
+for epoch in range(2):
+    for batch in loader:
+        task.seen.append((session.epoch, session.global_step))
+        optimizer.zero_grad()
+        task.loss(model, batch).backward()
+        optimizer.step()
+    with torch.no_grad():
+        assert sum(len(points) for points, _ in loader) == len(data)
+"""
+
+
+def test_a_loop_may_read_its_loader_without_steps(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[tuple[int, int]] = []
+    monkeypatch.setattr(FewPoints, "seen", seen, raising=False)
+    task = loop_script(tmp_path, MEASURES, FewPoints)
+
+    # On its own, it counts as in a job
+    runpy.run_path(str(tmp_path / "train.py"))
+    assert seen == [(step // 16, step) for step in range(32)]
+
+    assert simulated(task, 2, epochs=2)["loss"] < 2.1

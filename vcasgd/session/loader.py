@@ -5,6 +5,7 @@ Hooks of the optimizer see the steps, so the loop needs no calls of the session.
 
 from __future__ import annotations
 
+import gc
 import math
 import sys
 from collections.abc import Callable, Iterable, Iterator
@@ -36,6 +37,7 @@ from vcasgd.session.schedules import LoopSchedulers
 from vcasgd.session.script import LoopInThread, LoopTask, running_script
 from vcasgd.session.watch import unwatched, watch
 from vcasgd.task.loop_code import changes_after
+from vcasgd.task.place import Place
 
 
 class BatchLoader:
@@ -129,9 +131,13 @@ class BatchLoader:
     def __iter__(self) -> Iterator[Any]:
         """Yield batches, with a step of the optimizer after each that :attr:`ends_step`.
 
+        Without gradients (``torch.no_grad``), it yields all batches of ``loader``, without steps.
         Raises :class:`SpecError` for a launch that a job can't follow, and :class:`UserCodeError`
         if a step is missing.
         """
+        if self._loader is not None and not torch.is_grad_enabled():
+            # A pass that only evaluates, such as that of torch's update_bn.
+            return (to_device(batch, self._device) for batch in self._loader)
         check_launch()
         self._follow_accelerate()
         script = self._script
@@ -175,17 +181,24 @@ class BatchLoader:
             )
         self._accumulation = max(self._accumulation, steps)
 
-    def _local(self) -> Iterator[Any]:
+    @property
+    def _device(self) -> torch.device:
         assert self._task.network is not None, "a session has started"
+        return next(self._task.network.parameters()).device
+
+    def _local(self) -> Iterator[Any]:
         assert self._loader is not None, "not of another library"
-        device = next(self._task.network.parameters()).device
+        task, device = self._task, self._device
+        task.passes += 1
         whole = ((each, True) for each in self._loader)
         batches = whole if self._accumulation == 1 else _with_end(self._loader)
         for number, (batch, is_last) in enumerate(batches, 1):
             self._begin(ends_step=is_last or number % self._accumulation == 0)
-            self._task.starts_sequence = number == 1
+            task.starts_sequence = number == 1
+            task.place = Place(0.0, task.steps_on_its_own, epoch=task.passes - 1)
             yield to_device(batch, device)
             self._check_stepped()
+            task.steps_on_its_own += self._ends_step
 
     def _batches_of_job(self, script: LoopInThread) -> Iterator[Any]:
         """Yield the batches of an epoch that this worker trains."""
@@ -283,20 +296,32 @@ class BatchLoader:
             return
         raise UserCodeError(
             "a batch ended without optimizer.step of the session's optimizer",
-            remedy=f"{self._inner_remedy}{self.step_remedy}; to leave bad batches out, set "
+            remedy=f"{self._other_remedy}{self.step_remedy}; to leave bad batches out, set "
             "on_bad_sample: skip in the job file",
         )
 
     @property
-    def _inner_remedy(self) -> str:
-        """Remedy if a wrapper's own methods make the steps of the optimizer in it, or nothing."""
-        inner = (
-            f"if the loop makes the steps of optimizer.{name}, pass that to the Session; or else "
+    def _other_remedy(self) -> str:
+        """Remedy if another optimizer may make the steps, or nothing: one that the loop has made
+        later, or one in a wrapper whose own methods make them."""
+        assert self._task.network is not None, "a session has started"
+        inner = {
+            each: name
             for part in self._parts
             for name, each in vars(part).items()
             if isinstance(each, Optimizer)
-        )
-        return next(inner, "")
+        }
+        for name in inner.values():
+            return f"if the loop makes the steps of optimizer.{name}, pass that to the Session; or "
+        trained = {*map(id, self._task.network.parameters())}
+        made = (each for each in gc.get_objects() if issubclass(type(each), Optimizer))
+        others = {*made} - {*self._parts, self._optimizer}
+        if any(trained & {*map(id, trained_by(each))} for each in others):
+            return (
+                "if the loop has made a new optimizer, let the Session have one of all parameters "
+                "instead, for which requires_grad and add_param_group decide what it trains; or "
+            )
+        return ""
 
     @property
     def _is_sound(self) -> bool:

@@ -121,6 +121,8 @@ class LoopTask(Task):
         self.changes_of_hooks: Callable[[], Clip] | None = None
         #: Place of the present local step.
         self.place = Place(0.0)
+        #: Passes over a loader, and steps, of a loop that runs on its own.
+        self.passes = self.steps_on_its_own = 0
         self._evaluation: tuple[Evaluate, Dataset[Any]] | None = None
         self._dataset: Dataset[Any] | None = None
         self._sampler: Any = None
