@@ -381,6 +381,22 @@ def test_values_that_a_loop_carries_from_batch_to_batch(
     assert own_values([LOOP.format(before=before, after=after)]) == names
 
 
+#: A loop before the one that trains the job, as for a first layer.
+BEFORE = """
+warm = 0
+for batch in DataLoader(data, 64):
+    warm = 0.9 * warm + 0.1
+    (task.loss(model, batch) * warm).backward()
+    optimizer.zero_grad()
+"""
+
+
+def test_values_of_loops_over_other_data_are_none_of_the_job(tmp_path: Path) -> None:
+    task = loop_script(tmp_path, BEFORE + own_steps("data, 64"), FewPoints)()
+
+    assert "own-values" not in facts_of(task).notes
+
+
 COUNTS = """
 steps = 0
 for batch in session.batches(data, batch_size=64):

@@ -153,6 +153,23 @@ def test_a_scheduler_that_ends_before_the_job_is_refused_at_once(
     assert len(made) < steps // 2
 
 
+WARM = f"{LR}SequentialLR(optimizer, [{LR}ConstantLR(optimizer), {{}}], [8])"
+
+
+@pytest.mark.parametrize(("length", "noted"), [(32, False), (200, True)])
+@pytest.mark.parametrize("before", [0, 8])
+def test_a_cosine_of_another_length_than_the_job_is_noted(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, before: int, length: int, noted: bool
+) -> None:
+    cosine = f"{LR}CosineAnnealingLR(optimizer, {length - before})"
+    scheduler = WARM.format(cosine) if before else cosine
+    task = loop(tmp_path, SGD, scheduler, "scheduler.step()")
+
+    simulated(task, 1, epochs=EPOCHS)
+
+    assert ("CosineAnnealingLR has T_max" in caplog.text) == noted
+
+
 def test_a_loop_that_stores_its_scheduler(tmp_path: Path) -> None:
     path = tmp_path / "scheduler.pt"
     save = f"torch.save(scheduler.state_dict(), '{path}')"
@@ -205,10 +222,9 @@ SOME = "after some steps or epochs only"
          "with an argument, which counts steps or epochs of one"),
         (FOLLOWED, {"by_step": "if torch.rand(()) < 0.3: scheduler.step()"}, SOME),
         (BY_EPOCH, {}, f"never, or {SOME}"),
-        (BY_EPOCH, {"by_epoch": "if epoch > 0: scheduler.step()"}, f"never, or {SOME}"),
-        *(((optimizer, "None"), {where: "optimizer.param_groups[0]['lr'] *= 0.1"},
+        (BY_EPOCH, {"by_epoch": "if loss < 9: scheduler.step()"}, "between epochs by loss"),
+        *(((optimizer, "None"), {"by_step": "optimizer.param_groups[0]['lr'] *= 0.1"},
            "the loop changed the learning rate")
-          for where in ("by_step", "by_epoch")
           for optimizer in (SGD, SGD.replace("0.1", "torch.tensor(0.1)"))),
         ((LAST_LAYER, BY_EPOCH[1]), {"by_epoch": f"scheduler.step(); {ADDED}"},
          "a group of parameters was added to an optimizer with"),

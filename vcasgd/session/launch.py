@@ -1,14 +1,10 @@
-"""Launches of a script, its loop over epochs, and settings of Accelerate."""
+"""Launches of a script, and settings of Accelerate."""
 
 from __future__ import annotations
 
-import ast
-import linecache
 import os
 import sys
 from collections.abc import Iterator
-from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import torch
@@ -90,27 +86,3 @@ def _refused(what: str, why: str, remedy: str) -> SpecError:
     return SpecError(
         f"task: session.loader can't be used with {what}: {why}", remedy=remedy, field="task"
     )
-
-
-def in_another_loop(frame: FrameType | None, folder: Path) -> bool:
-    """Return True if the code that a frame runs is in a loop, or called from one, in files below
-    ``folder``.
-
-    A loop that is about to start, because its iterator is made, doesn't count.
-    """
-    while frame is not None:
-        file = Path(frame.f_code.co_filename)
-        if file.is_absolute() and file.is_relative_to(folder) and _in_loop(file, frame.f_lineno):
-            return True
-        frame = frame.f_back
-    return False
-
-
-def _in_loop(file: Path, line: int) -> bool:
-    try:
-        tree = ast.parse("".join(linecache.getlines(str(file))))
-    except SyntaxError:
-        # The file has changed meanwhile.
-        return False
-    loops = (node for node in ast.walk(tree) if isinstance(node, ast.For | ast.While))
-    return any(node.body[0].lineno <= line <= (node.end_lineno or line) for node in loops)

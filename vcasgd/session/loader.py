@@ -23,20 +23,19 @@ from torch.utils.data import DataLoader, Dataset
 from vcasgd.errors import NonFiniteLoss, SpecError, UserCodeError
 from vcasgd.learning.optimizers import gradient_first, parts_of, reevaluates, trained_by
 from vcasgd.learning.precision import MAX_SKIPPED
-from vcasgd.learning.rates import clip
+from vcasgd.learning.rates import clip, set_options
 from vcasgd.learning.stream_shards import is_stream
 from vcasgd.learning.training import to_device
 from vcasgd.learning.training_set import check_indexed, data_of
 from vcasgd.session.launch import (
     accumulation_steps,
     check_launch,
-    in_another_loop,
     seen_by_accelerate,
 )
 from vcasgd.session.schedules import LoopSchedulers
 from vcasgd.session.script import LoopInThread, LoopTask, running_script
 from vcasgd.session.watch import unwatched, watch
-from vcasgd.task.loop_code import changes_after
+from vcasgd.task.loop_code import changes_after, in_loop, rates_of_epochs
 from vcasgd.task.place import Place
 
 
@@ -103,6 +102,8 @@ class BatchLoader:
         #: True if an iteration in a job is an epoch, which is the last one that was started.
         self._by_epoch = True
         self._epoch = -1
+        #: Where the loop has begun its first iteration.
+        self._frame: FrameType | None = None
         #: Mean loss of the present step in a job; None without a step.
         self._mean: float | None = None
         self._schedulers: LoopSchedulers | None = None
@@ -143,7 +144,8 @@ class BatchLoader:
         script = self._script
         if script is not None and not script.started:
             # Without a loop over epochs, one over batches covers all of them.
-            self._by_epoch = in_another_loop(sys._getframe(1), script.folder)
+            self._frame = sys._getframe(1)
+            self._by_epoch = in_loop(self._frame, script.folder)
         return seen_by_accelerate(self, self._watched())
 
     def _watched(self) -> Iterator[Any]:
@@ -203,8 +205,7 @@ class BatchLoader:
     def _batches_of_job(self, script: LoopInThread) -> Iterator[Any]:
         """Yield the batches of an epoch that this worker trains."""
         if self._epoch >= 0:
-            # The loop may have set them between two epochs.
-            self._check_rates()
+            self._between_epochs()
         self.wait()
         self._epoch = max(self._epoch + 1, script.place.epoch)
         while script.place.epoch <= self._epoch or not self._by_epoch:
@@ -267,11 +268,17 @@ class BatchLoader:
         script.start()
 
     def _watch_schedulers(self) -> None:
+        assert self._script is not None, "a job"
         loader = self._loader
         # A batch sampler may have no length.
         batches = 0 if loader is None or is_stream(loader.dataset) else length_hint(loader)
-        self._schedulers = LoopSchedulers(self._parts, -(-batches // self._accumulation))
+        frame = self._frame if self._by_epoch else None
+        rates_of = partial(rates_of_epochs, frame, self._script.folder)
+        steps = -(-batches // self._accumulation)
+        self._schedulers = LoopSchedulers(self._parts, steps, rates_of)
         self._task.scheduled = self._schedulers.options
+        if code := self._schedulers.epoch_rates:
+            self._task.repeated_code = code.statements
 
     def _begin(self, *, ends_step: bool, weight: float = 1.0) -> None:
         self._lacks_step = self._ends_step = ends_step
@@ -489,6 +496,16 @@ class BatchLoader:
     def _present_rates(self) -> list[list[Any]]:
         rates = [[group.get("lr") for group in part.param_groups] for part in self._parts]
         return [[float(r) if isinstance(r, Tensor) else r for r in each] for each in rates]
+
+    def _between_epochs(self) -> None:
+        """Undo what the loop has done to the rates between two epochs, if that is replayed."""
+        if self._schedulers is None or not self._schedulers.epoch_rates:
+            self._check_rates()
+            return
+        for part, rates in zip(self._parts, self._rates, strict=True):
+            # Those of groups that the loop has added are their own.
+            for group, rate in zip(part.param_groups, rates, strict=False):
+                set_options(group, {"lr": rate} if "lr" in group else {})
 
     def _check_rates(self) -> None:
         # Groups that the loop has added come after the others, with rates of their own.

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import copy
 import gc
+import logging
 import warnings
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -18,11 +19,20 @@ from typing import Any
 
 import torch
 from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LRScheduler, OneCycleLR, ReduceLROnPlateau
+from torch.optim.lr_scheduler import (
+    CosineAnnealingLR,
+    LRScheduler,
+    OneCycleLR,
+    ReduceLROnPlateau,
+    SequentialLR,
+)
 
 from vcasgd.errors import SpecError, UserCodeError
 from vcasgd.learning.rates import set_options
+from vcasgd.task.loop_code import EpochRates
 from vcasgd.task.place import Place
+
+log = logging.getLogger(__name__)
 
 #: Options of one optimizer's groups, or of several optimizers'.
 Options = list[dict[str, Any]]
@@ -120,12 +130,25 @@ class LoopSchedulers:
 
     In a job, its calls are noted and replayed, because they count the steps of one worker.
     ``epoch_steps`` are those of the loop on one machine, or 0 for those of the job, which may be
-    others: a loader can drop the last batch. Raises :class:`SpecError` for a scheduler that follows
-    a metric.
+    others: a loader can drop the last batch. ``rates_of`` returns the code that sets rates between
+    epochs, by some of the schedulers, which is replayed as well. Raises :class:`SpecError` for a
+    scheduler that follows a metric, and what ``rates_of`` raises.
     """
 
-    def __init__(self, optimizers: Sequence[Optimizer], epoch_steps: int) -> None:
-        self._optimizers, self._found = optimizers, schedulers_of(optimizers)
+    def __init__(
+        self,
+        optimizers: Sequence[Optimizer],
+        epoch_steps: int,
+        rates_of: Callable[[Sequence[Any]], EpochRates | None],
+    ) -> None:
+        self._optimizers, all_found = optimizers, schedulers_of(optimizers)
+        for each in all_found:
+            check_scheduler(each)
+        #: Code that sets rates between epochs, while this replays it.
+        self.epoch_rates, self._is_replaying = rates_of(all_found), False
+        #: Schedulers that it steps.
+        self._in_code = [*self.epoch_rates.schedulers] if self.epoch_rates else []
+        self._found = [one for one in all_found if all(one is not each for each in self._in_code)]
         self._loop_epoch_steps = epoch_steps
         self._own_steps = [each.step for each in self._found]
         #: True for each scheduler that the loop calls after its epochs; None until that is known.
@@ -138,8 +161,9 @@ class LoopSchedulers:
         self._first = options_of(optimizers)
         self._replay: Replay | None = None
         for number, each in enumerate(self._found):
-            check_scheduler(each)
             _replace_step(each, partial(self._note, number))
+        for each in self._in_code:
+            _replace_step(each, partial(self._step_of_code, each.step))
 
     def begin_step(self) -> None:
         """Record that the loop gets the batch of its next step."""
@@ -164,7 +188,7 @@ class LoopSchedulers:
 
     def options(self, place: Place) -> Options | None:
         """Return the options of all groups at a place of the job; None without schedulers."""
-        if not self._found:
+        if not self._found and not self.epoch_rates:
             return None
         self._epoch_steps = place.epoch_steps
         if self._replay is None:
@@ -178,7 +202,10 @@ class LoopSchedulers:
         return self._replay.at(place.step)
 
     def _check_length(self, place: Place) -> None:
-        """Raise :class:`SpecError` if a scheduler fails before the last step of the job."""
+        """Compare the lengths of schedulers with that of the job.
+
+        Raises :class:`SpecError` if one fails before the last step of the job.
+        """
         epochs, rest = divmod(place.steps - 1, place.epoch_steps)
         own = self._loop_epoch_steps or place.epoch_steps
         for scheduler, by_epoch in zip(self._found, self._by_epoch, strict=True):
@@ -191,6 +218,19 @@ class LoopSchedulers:
                     field="task",
                 )
 
+            last, first = scheduler, 0
+            if isinstance(scheduler, SequentialLR):
+                last, first = scheduler._schedulers[-1], scheduler._milestones[-1]
+            if isinstance(last, CosineAnnealingLR):
+                # A loop calls it once more, after its last step.
+                own_calls = calls + 1 - first
+                if abs(last.T_max - own_calls) > max(1, own_calls // 100):
+                    log.warning(
+                        "CosineAnnealingLR has T_max %d and gets %d steps in this job, so its "
+                        "lowest rate isn't the last one: give it the length of the job",
+                        *(last.T_max, own_calls),
+                    )
+
     def _lower(self, step: int) -> Options:
         """Return the options with the lower rate of calls after each step or each epoch."""
         assert self._replay is not None
@@ -202,15 +242,31 @@ class LoopSchedulers:
         return min(found, key=lambda options: float(options[0].get("lr", 0.0)))
 
     def _new_replay(self, by_epoch: list[bool]) -> Replay:
+        in_code: Callable[[], None] | None = None
+
         def advance(step: int) -> None:
+            nonlocal in_code
+            if step == 0 and self.epoch_rates:
+                in_code = self.epoch_rates.replay()
             batch, own = step % self._epoch_steps, self._loop_epoch_steps or self._epoch_steps
             ends = batch + 1 == self._epoch_steps
             calls = (own if ends else min(batch + 1, own)) - min(batch, own)
             for make, at_ends in zip(self._own_steps, by_epoch, strict=True):
                 for _ in range(ends if at_ends else calls):
                     make()
+            if ends and in_code:
+                self._is_replaying = True
+                try:
+                    in_code()
+                finally:
+                    self._is_replaying = False
 
-        return Replay(self._optimizers, self._found, advance, self._first)
+        schedulers = [*self._found, *self._in_code]
+        return Replay(self._optimizers, schedulers, advance, self._first)
+
+    def _step_of_code(self, step: Callable[..., None], *args: Any, **kwargs: Any) -> None:
+        if self._is_replaying:
+            step(*args, **kwargs)
 
     def _note(self, number: int, *args: Any, **kwargs: Any) -> None:
         if args or kwargs:

@@ -34,7 +34,7 @@ from vcasgd.learning.optimizers import saved
 from vcasgd.learning.training_set import OwnBatches
 from vcasgd.task.gradient_changes import find_changes, parsed, uses_clips
 from vcasgd.task.loop_clips import Clip
-from vcasgd.task.loop_code import code_of_loop
+from vcasgd.task.loop_code import code_of_loop, loops_around
 from vcasgd.task.place import Place
 from vcasgd.task.task import Task, import_first_from, load_task, user_traceback
 
@@ -494,6 +494,7 @@ class ScriptTask(LoopInThread):
         self.check_evaluation()
         self._variables = variables_of_callers(self.evaluation[0])
         self._source = code_of_loop(sys._getframe())
+        self.loops = loops_around(sys._getframe(), self.folder)
         tree = parsed(self._source)
         self.clips_itself = uses_clips(tree) or bool(find_changes(tree))
         super().start()

@@ -225,10 +225,10 @@ def _changes(
         calls = calls_in([each])
         changes = _changes_gradients(each, derived) or bool(calls & {_UNWATCHED, *helpers})
         clips = bool(calls & _CLIPS)
-        sets = not isinstance(each, ast.Expr) and needed & _names(each, ast.Store)
+        sets = not isinstance(each, ast.Expr) and needed & names_in(each, ast.Store)
         if changes or clips or sets:
             chosen.insert(0, each)
-            needed |= _names(each, ast.Load) | _names(each, ast.Store)
+            needed |= names_in(each, ast.Load) | names_in(each, ast.Store)
         changing |= changes
     if not changing:
         return None
@@ -266,7 +266,7 @@ def _is_all(
     """Return True if a loop does nothing else with gradients ``around``, and the changes don't
     depend on what the code of ``setting`` sets."""
     own = {id(node) for node in changes.nodes()}
-    free, bound = _flow(changes.statements)
+    free, bound = flow(changes.statements)
     others = [node for each in setting for node in ast.walk(each) if id(node) not in own]
     names = (each for each in others if isinstance(each, ast.Name))
     sets = {each.id for each in names if isinstance(each.ctx, ast.Store)}
@@ -287,7 +287,7 @@ def _changes_elsewhere(changes: GradientChanges, tree: ast.Module) -> bool:
     return any(id(n) not in own and _is_gradient(n, derived) for n in _changed(tree))
 
 
-def _flow(statements: Iterable[ast.AST]) -> tuple[set[str], set[str]]:
+def flow(statements: Iterable[ast.AST]) -> tuple[set[str], set[str]]:
     """Return the variables that statements read before they set them, and those that they set."""
     free: set[str] = set()
     bound: set[str] = set()
@@ -300,19 +300,19 @@ def _flow(statements: Iterable[ast.AST]) -> tuple[set[str], set[str]]:
             case ast.With(items=items, body=body):
                 parts = [*items, *body]
             case _:
-                loads = _names(each, ast.Load)
+                loads = names_in(each, ast.Load)
                 if isinstance(each, ast.AugAssign):
-                    loads |= _names(each.target, ast.Store)
+                    loads |= names_in(each.target, ast.Store)
                 inner = {
                     name
                     for node in ast.walk(each)
                     if isinstance(node, ast.comprehension)
-                    for name in _names(node.target, ast.Store)
+                    for name in names_in(node.target, ast.Store)
                 }
                 free |= loads - bound - inner
-                bound |= _names(each, ast.Store)
+                bound |= names_in(each, ast.Store)
                 continue
-        needs, sets = _flow(parts)
+        needs, sets = flow(parts)
         free |= needs - bound
         bound |= sets
     return free, bound
@@ -337,8 +337,8 @@ def _derived(statements: Iterable[ast.AST]) -> set[str]:
         names = {
             name
             for target, value in pairs
-            if _uses(value) or _names(value, ast.Load) & found
-            for name in _names(target, ast.Store)
+            if _uses(value) or names_in(value, ast.Load) & found
+            for name in names_in(target, ast.Store)
         }
         if names <= found:
             return found
@@ -358,7 +358,7 @@ def _changes_gradients(statement: ast.AST, derived: set[str]) -> bool:
 
 
 def _is_gradient(node: ast.AST, derived: set[str]) -> bool:
-    return bool(_uses(node) or _names(node, ast.Load) & derived)
+    return bool(_uses(node) or names_in(node, ast.Load) & derived)
 
 
 def _changed(statement: ast.AST) -> Iterator[ast.expr]:
@@ -399,7 +399,8 @@ def _is_variable(target: ast.expr) -> bool:
     return all(isinstance(each, ast.Name) for each in parts)
 
 
-def _names(node: ast.AST, context: type[ast.expr_context]) -> set[str]:
+def names_in(node: ast.AST, context: type[ast.expr_context]) -> set[str]:
+    """Return the variables that code reads (``ast.Load``) or sets (``ast.Store``)."""
     nodes = ast.walk(node)
     return {n.id for n in nodes if isinstance(n, ast.Name) and isinstance(n.ctx, context)}
 

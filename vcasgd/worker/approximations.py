@@ -59,7 +59,9 @@ def approximations(
     travelling = {*layout.beside, *(name.rpartition(".")[2] for name in names)}
     if spec.keeps_optimizer and not second_moments.count(optimizer) and _has_state(optimizer):
         found |= _lost_state(optimizer)
-    if values := own_values([task.source(), *sources_of(module)], travelling):
+    if values := own_values(
+        [task.source(), *sources_of(module)], travelling, task.loops, task.repeated_code
+    ):
         found["own-values"] = (
             f"each worker has its own {', '.join(values)}, which the code changes from batch to "
             "batch, and a new worker starts again; count by global_step and epoch of the job, and "
@@ -214,17 +216,23 @@ _TRAINS = ("forward", "loss", "training_step", "compute_loss")
 _APART = re.compile(r"__init__|setup|configure|valid|eval|test|predict")
 
 
-def own_values(sources: Iterable[str], travelling: Container[str] = ()) -> list[str]:
+def own_values(
+    sources: Iterable[str],
+    travelling: Container[str] = (),
+    loops: Sequence[str] = (),
+    repeated: Container[str] = (),
+) -> list[str]:
     """Return names of variables and attributes that training code carries from batch to batch.
 
     They are changed from their own last value and used for more than a report. ``travelling`` are
-    names of what is in each version.
+    names of what is in each version. ``loops`` is the code of those that train, the innermost
+    first, by default all, and ``repeated`` that of statements which have the job's own counts.
     """
-    found = {name for each in sources for name in _values_in(each)}
+    found = {name for each in sources for name in _values_in(each, loops, repeated)}
     return sorted(name for name in found if name.rpartition(".")[2] not in travelling)
 
 
-def _values_in(source: str) -> Iterator[str]:
+def _values_in(source: str, loops: Sequence[str], repeated: Container[str]) -> Iterator[str]:
     tree = parsed(source)
     reset = {
         name
@@ -234,9 +242,14 @@ def _values_in(source: str) -> Iterator[str]:
     }
     objects = dict(_objects(tree))
     for node in ast.walk(tree):
+        if isinstance(node, ast.For) and loops and ast.unparse(node) not in loops:
+            continue
         if isinstance(node, ast.For) and _computes(node):
-            yield from _counters(node) & _calculated(node.body)
-        if isinstance(node, ast.For) and _is_batch_loop(node):
+            body = [each for each in node.body if ast.unparse(each) not in repeated]
+            yield from _counters(node) & _calculated(body)
+        if isinstance(node, ast.For) and (
+            ast.unparse(node) == loops[0] if loops else _is_batch_loop(node)
+        ):
             changed, used = _flow(node.body)
             for name in changed - reset - _reads(node.target):
                 owner, _, attribute = name.rpartition(".")
