@@ -66,6 +66,14 @@ class Decay:
 
 decay = Decay(optimizer)
 """
+#: An evaluation, which isn't made again for a rate.
+JUDGED = """
+def judged(model):
+    model.eval()
+    return 1.0
+
+
+"""
 EACH = "for g in optimizer.param_groups:"
 
 
@@ -129,9 +137,10 @@ def test_rates_that_a_loop_sets_between_epochs(
     ("before", "start", "end", "name"),
     [
         ("", "pass", f"if loss < 1.5:\n        {EACH} g['lr'] = 0.01", "loss"),
+        (JUDGED, "pass", f"if judged(model) < 1.5:\n        {EACH} g['lr'] = 0.01", "judged"),
         (OWN, "decay.lower()", "pass", r"self\.calls"),
     ],
-    ids=["loss", "calls"],
+    ids=["loss", "evaluation", "calls"],
 )
 def test_rates_that_depend_on_more_than_the_epoch_are_refused_at_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, before: str, start: str, end: str, name: str

@@ -335,6 +335,26 @@ def test_a_loop_may_reset_gradients_to_zeros(
     assert not torch.equal(seen[-1], seen[-4])
 
 
+ONE_LINE = """
+def train(batch):
+    optimizer.zero_grad()
+    task.loss(model, batch).backward()
+    optimizer.step()
+
+
+for batch in session.loader(data, 64): train(batch)
+"""
+
+
+def test_a_loop_in_one_line_trains_all_epochs(tmp_path: Path) -> None:
+    ends = [
+        simulated(loop_script(tmp_path, each, FewPoints), 1, epochs=2)["loss"]
+        for each in (ONE_LINE, own_steps("data, 64"))
+    ]
+
+    assert ends[0] == ends[1]
+
+
 #: A loop whose code needs batches of one size, as its loader makes them on one machine.
 FIXED = own_steps("DataLoader(data, 60, shuffle=True, drop_last=True)", "batch[0].view(60, 32)")
 

@@ -179,7 +179,9 @@ def _contains(node: ast.AST, line: int) -> TypeGuard[ast.stmt]:
 
 
 def _running(around: Iterable[ast.stmt], line: int) -> list[ast.stmt]:
-    return [each for each in around if isinstance(each, _LOOPS) and each.body[0].lineno <= line]
+    # A loop that is written in one line is about to start.
+    loops = (each for each in around if isinstance(each, _LOOPS))
+    return [each for each in loops if each.lineno < line and each.body[0].lineno <= line]
 
 
 # -- learning rates that a loop sets between epochs ------------------------------------------------
@@ -346,8 +348,9 @@ class _RateSearch:
 
     def _check(self, kept: Sequence[ast.stmt]) -> None:
         """Raise :class:`UserCodeError` if statements have other values when they run again."""
-        calls = (each for part in kept for each in ast.walk(part) if isinstance(each, ast.Call))
-        parts = [*kept, *(tree for each in calls if (tree := self._function(each)))]
+        calls = [each for part in kept for each in ast.walk(part) if isinstance(each, ast.Call)]
+        functions = {ast.unparse(each.func): self._function(each) for each in calls}
+        parts = [*kept, *filter(None, functions.values())]
         own = {id(node) for each in kept for node in ast.walk(each)}
         elsewhere = {
             each.id
@@ -368,7 +371,8 @@ class _RateSearch:
                 each.attr in self._changed or isinstance(each.ctx, ast.Store)
             ):
                 unknown.add(ast.unparse(each))
-        if unknown := unknown | (calls_in(parts) & _APART):
+        unknown |= {name for name, tree in functions.items() if tree and calls_in([tree]) & _APART}
+        if unknown := unknown | (calls_in(kept) & _APART):
             raise UserCodeError(
                 f"the loop sets learning rates between epochs by {', '.join(sorted(unknown))}, so "
                 "that no function of the epoch is known",
