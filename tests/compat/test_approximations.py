@@ -391,6 +391,36 @@ for batch in DataLoader(data, 64):
 """
 
 
+COUNTING = """
+class Trainer:
+    def __init__(self):
+        self.steps = 0
+
+    def fit(self, loader):
+        for batch in loader:
+            loss = self.step(batch)
+            loss.backward()
+            self.steps += 1
+            if self.steps % 20 == 0:
+                message = "step {{}}".format(self.steps)
+                logger.info(message)
+                self.losses = []
+
+    def {other}
+"""
+
+
+@pytest.mark.parametrize(
+    ("other", "names"),
+    [
+        ("save(self): torch.save(self.model, 'model.pt')", []),
+        ("step(self, batch): return self.model(batch) * self.steps", ["self.steps"]),
+    ],
+)
+def test_a_count_that_is_only_reported_is_no_value(other: str, names: list[str]) -> None:
+    assert own_values([COUNTING.format(other=other)]) == names
+
+
 def test_values_of_loops_over_other_data_are_none_of_the_job(tmp_path: Path) -> None:
     task = loop_script(tmp_path, BEFORE + own_steps("data, 64"), FewPoints)()
 

@@ -254,7 +254,7 @@ def _values_in(source: str, loops: Sequence[str], repeated: Container[str]) -> I
             for name in changed - reset - _reads(node.target):
                 owner, _, attribute = name.rpartition(".")
                 # Methods of the owner may use it.
-                if name in used or (owner and f"self.{attribute}" in source):
+                if name in used or (owner and attribute in _attributes_outside(node, tree)):
                     yield name
             yield from _appended(node, used)
             owners = {name.partition(".")[0] for name in used}
@@ -265,6 +265,13 @@ def _values_in(source: str, loops: Sequence[str], repeated: Container[str]) -> I
                 bodies = [each for name, each in methods.items() if not _APART.search(name)]
                 changed, used = _flow(bodies)
                 yield from (name for name in changed & used if name.startswith("self."))
+
+
+def _attributes_outside(loop: ast.For, tree: ast.AST) -> set[str]:
+    """Return the attributes that code reads outside of a loop."""
+    inside = {id(node) for node in ast.walk(loop)}
+    found = (n for n in ast.walk(tree) if isinstance(n, ast.Attribute) and id(n) not in inside)
+    return {node.attr for node in found if isinstance(node.ctx, ast.Load)}
 
 
 def _objects(tree: ast.AST) -> Iterator[tuple[str, list[str]]]:
@@ -379,7 +386,13 @@ def _is_report(node: ast.AST) -> bool:
     if isinstance(node, ast.If):
         return not node.orelse and all(map(_is_report, node.body))
     if isinstance(node, ast.Assign):
-        return isinstance(node.value, ast.Constant)
+        value = node.value
+        is_text = isinstance(value, ast.Call) and getattr(value.func, "attr", "") == "format"
+        return (
+            is_text
+            or isinstance(value, ast.Constant | ast.JoinedStr)
+            or ast.unparse(value) in ("[]", "{}")
+        )
     call = node.value if isinstance(node, ast.Expr) else None
     if not isinstance(call, ast.Call):
         return False
