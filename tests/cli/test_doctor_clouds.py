@@ -13,7 +13,6 @@ from support.provider_backends import AwsBackend, GcpBackend, aws_backend, gcp_b
 from typer.testing import CliRunner
 
 from vcasgd.cli.commands import app
-from vcasgd.fleet.providers.gcp_calls import PERMISSIONS
 
 Found = dict[str, dict[str, str]]
 STANDARD_SPOT, GRAPHICS_SPOT, STANDARD = "L-34B43A08", "L-3819A6DF", "L-1216C47A"
@@ -127,6 +126,8 @@ def test_credentials_that_are_refused(doctor: Callable[..., Found], ec2: Emulate
 @pytest.fixture
 def google() -> Iterator[GcpBackend]:
     with gcp_backend() as backend:
+        from vcasgd.fleet.providers.gcp_calls import PERMISSIONS
+
         backend.compute.granted = set(PERMISSIONS)
         backend.compute.quotas = {
             "CPUS": {"limit": 24, "usage": 4},

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from functools import partial
+from types import ModuleType
 from typing import Any
 
 import botocore.exceptions
@@ -25,9 +27,8 @@ from vcasgd.errors import (
     Throttled,
 )
 from vcasgd.fleet.prices import PriceTable
-from vcasgd.fleet.providers import aws_calls, gcp_calls
+from vcasgd.fleet.providers import aws_calls
 from vcasgd.fleet.providers.base import refusal_of
-from vcasgd.fleet.providers.gcp import GcpProvider
 
 #: Codes in EC2's reference for these calls, and Spot's codes for a failed fleet.
 EC2_CODES = {
@@ -75,6 +76,12 @@ def family(kind: type) -> Iterator[type]:
         yield from family(sub)
 
 
+@pytest.fixture(scope="module")
+def gcp_calls() -> ModuleType:
+    """Return a module whose import takes seconds, so tests of other files don't need it."""
+    return importlib.import_module("vcasgd.fleet.providers.gcp_calls")
+
+
 @pytest.mark.parametrize(("code", "kind"), rows(EC2_CODES))
 def test_a_code_of_ec2(code: str, kind: type[FleetError]) -> None:
     error = refusal_of(aws_calls.CODES, code, "no", pool="p", zone="z")
@@ -84,11 +91,11 @@ def test_a_code_of_ec2(code: str, kind: type[FleetError]) -> None:
 
 
 @pytest.mark.parametrize(("code", "kind"), rows(COMPUTE_CODES))
-def test_a_code_of_compute_engine(code: str, kind: type[FleetError]) -> None:
+def test_a_code_of_compute_engine(gcp_calls: ModuleType, code: str, kind: type[FleetError]) -> None:
     assert type(refusal_of(gcp_calls.CODES, code, "no")) is kind
 
 
-def test_unknown_code_blames_the_cloud_only_if_the_cloud_does() -> None:
+def test_unknown_code_blames_the_cloud_only_if_the_cloud_does(gcp_calls: ModuleType) -> None:
     for status, kind in ((418, InvalidRequest), (500, CloudUnavailable)):
         for codes in (aws_calls.CODES, gcp_calls.CODES):
             assert type(refusal_of(codes, "Teapot", "short and stout", status=status)) is kind
@@ -124,7 +131,9 @@ def test_a_request_without_an_answer_may_have_been_completed(
     ],
     ids=lambda kind: kind.__name__,
 )
-def test_every_exception_of_google_s_libraries_is_mapped(kind: type[Exception]) -> None:
+def test_every_exception_of_google_s_libraries_is_mapped(
+    gcp_calls: ModuleType, kind: type[Exception]
+) -> None:
     more = {"RetryError": (None,), "JSONDecodeError": ("", 0)}
     own = kind.__module__.startswith("google") or kind.__name__ == "JSONDecodeError"
     error = kind("no", *(more.get(kind.__name__, ()) if own else ()))
@@ -136,7 +145,7 @@ def test_every_exception_of_google_s_libraries_is_mapped(kind: type[Exception]) 
         gcp_calls.attempt(fail, "pool")
 
 
-def test_credentials_that_can_not_be_read_now_are_no_refusal() -> None:
+def test_credentials_that_can_not_be_read_now_are_no_refusal(gcp_calls: ModuleType) -> None:
     silent = google.auth.exceptions.TransportError("metadata")
 
     def refresh() -> None:
@@ -398,7 +407,7 @@ def test_prices_of_google_are_those_of_its_catalog_if_it_may_be_read(
 def test_a_type_without_a_price_is_refused_at_once(aws: AwsBackend, gcp: GcpBackend) -> None:
     for make in (
         lambda: aws.provider(machine_types=["x9.huge"]),
-        lambda: GcpProvider("c", [gcp.spec(machine_types=["x9"])], PriceTable.load("gcp")),
+        lambda: gcp.provider(machine_types=["x9"]),
     ):
         with pytest.raises(SpecError, match="VCASGD_PRICES"):
             make()

@@ -7,11 +7,12 @@ from support.cloud_rules import google_refusals
 
 from vcasgd.fleet.pools import GcpPoolSpec
 from vcasgd.fleet.providers.base import Boot, LaunchOrder
-from vcasgd.fleet.providers.gcp_calls import launch_resource, names_of, request_id
 
 
 @pytest.mark.parametrize(("spot", "gpus"), [(True, 0), (True, 1), (False, 1), (False, 0)])
 def test_machines_with_gpus_are_never_moved_while_they_run(spot: bool, gpus: int) -> None:
+    from vcasgd.fleet.providers.gcp_calls import launch_resource
+
     pool = GcpPoolSpec.model_validate(
         {
             "name": "gpu", "provider": "gcp", "region": "us-central1", "spot": spot, "gpus": gpus,
@@ -30,6 +31,8 @@ def test_machines_with_gpus_are_never_moved_while_they_run(spot: bool, gpus: int
 
 
 def test_names_fit_the_longest_cluster_and_are_its_own() -> None:
+    from vcasgd.fleet.providers.gcp_calls import names_of, request_id
+
     names = names_of("c" * 40, "p" * 40, "a-token", 3)
     body = {"perInstanceProperties": dict.fromkeys(names)}
     assert list(google_refusals(request_id("a"), body)) == []

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, closing, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from botocore.handlers import BUILTIN_HANDLERS
@@ -36,11 +36,13 @@ from vcasgd.fleet.prices import PriceTable
 from vcasgd.fleet.providers.aws import AwsProvider
 from vcasgd.fleet.providers.base import Boot, Provider
 from vcasgd.fleet.providers.commands import ExecProvider
-from vcasgd.fleet.providers.gcp import GcpProvider
 from vcasgd.fleet.providers.joining import JoinedFleet
 from vcasgd.fleet.providers.kubernetes import CLUSTER_LABEL, POOL_LABEL, KubernetesProvider
 from vcasgd.fleet.providers.local.provider import LocalProvider
 from vcasgd.fleet.providers.slurm import SlurmProvider
+
+if TYPE_CHECKING:
+    from vcasgd.fleet.providers.gcp import GcpProvider
 
 #: Checks each request to EC2 by the cloud's rules, which the emulator doesn't.
 RULES = ("before-parameter-build.ec2", check_aws_request)
@@ -220,6 +222,9 @@ class GcpBackend(ProviderBackend):
         return spec
 
     def provider(self, cluster: str = "test", **more: Any) -> GcpProvider:
+        # Google's library takes seconds to import, in each process that collects tests.
+        from vcasgd.fleet.providers.gcp import GcpProvider
+
         return GcpProvider(
             cluster, [self.spec(**more)], PriceTable.load("gcp"), url=self.url, page=5
         )
