@@ -6,7 +6,6 @@ import warnings
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
@@ -31,18 +30,9 @@ from vcasgd.learning.layout import Layout
 from vcasgd.store.ledger.job import JobState
 from vcasgd.task.task import Task
 
-pytestmark = pytest.mark.usefixtures("one_thread")
+pytestmark = pytest.mark.usefixtures("one_thread", "lightning")
 
 EPOCHS, BATCH = 2, 64
-
-
-@pytest.fixture(autouse=True)
-def lightning() -> ModuleType:
-    """Return the library; the import takes seconds, so tests of other files don't need it."""
-    module: ModuleType = pytest.importorskip(
-        "lightning.pytorch", reason="needs the extra lightning"
-    )
-    return module
 
 
 def module_of(name: str) -> type[Any]:

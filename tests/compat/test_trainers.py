@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 from itertools import chain
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -32,14 +31,7 @@ from vcasgd.task.place import Place
 from vcasgd.task.task import Task
 
 EPOCHS, BATCH = 2, 64
-pytestmark = pytest.mark.usefixtures("one_thread")
-
-
-@pytest.fixture(autouse=True)
-def _apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let trainers write into a folder of their own."""
-    pytest.importorskip("transformers", reason="needs the extra huggingface")
-    monkeypatch.chdir(tmp_path)
+pytestmark = pytest.mark.usefixtures("one_thread", "transformers")
 
 
 class Network(nn.Module):

@@ -23,15 +23,7 @@ from vcasgd.worker.learner import Learner
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "huggingface"
 
-
-pytestmark = pytest.mark.usefixtures("one_thread")
-
-
-@pytest.fixture(autouse=True)
-def _apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let trainers write into a folder of their own."""
-    pytest.importorskip("transformers", reason="needs the extra huggingface")
-    monkeypatch.chdir(tmp_path)
+pytestmark = pytest.mark.usefixtures("one_thread", "transformers")
 
 
 def example(**args: Any) -> Task:

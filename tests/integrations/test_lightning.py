@@ -22,17 +22,7 @@ from vcasgd.task.task import Task, load_task
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "lightning"
 
-
-@pytest.fixture(autouse=True)
-def lightning() -> ModuleType:
-    """Return the library; the import takes seconds, so tests of other files don't need it."""
-    module: ModuleType = pytest.importorskip(
-        "lightning.pytorch", reason="needs the extra lightning"
-    )
-    return module
-
-
-pytestmark = pytest.mark.usefixtures("one_thread")
+pytestmark = pytest.mark.usefixtures("one_thread", "lightning")
 
 
 def example(**args: Any) -> Task:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import httpx
@@ -153,3 +154,21 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
+
+
+# --- libraries whose import takes seconds, which tests of other files don't need ------------------
+
+
+@pytest.fixture
+def lightning() -> ModuleType:
+    module: ModuleType = pytest.importorskip(
+        "lightning.pytorch", reason="needs the extra lightning"
+    )
+    return module
+
+
+@pytest.fixture
+def transformers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let trainers write into a folder of their own."""
+    pytest.importorskip("transformers", reason="needs the extra huggingface")
+    monkeypatch.chdir(tmp_path)

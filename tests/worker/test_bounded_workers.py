@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from support.harness import Harness, Store
-from support.hostile import SECRET, bounded
+from support.hostile import SECRET, bounded, works
 from support.servers import KINDS, TlsServer, require_binary
 from support.training import Training
 from support.waiting import await_truth
 from xxhash import xxh3_64_intdigest
 
-from vcasgd.errors import StoreDenied, StoreError
+from vcasgd.errors import StoreDenied
 from vcasgd.learning.encodings import Float32
 from vcasgd.parameter_server.reports import REJECTIONS_BEFORE_QUARANTINE
 from vcasgd.store.acl import (
@@ -113,14 +113,6 @@ class Rogue:
 
     def inject(self, header: bytes) -> None:
         self.tensors.xadd(self.keys.stream, {"h": header})
-
-
-def works(call: Callable[[], Any]) -> bool:
-    try:
-        call()
-    except StoreError:
-        return False
-    return True
 
 
 @pytest.mark.ci

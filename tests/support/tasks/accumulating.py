@@ -1,23 +1,13 @@
 """The traced task as a script that accumulates scaled gradients and makes its own steps."""
 
-import argparse
 import os
 import time
-from pathlib import Path
 
 import torch
+from counting import options
 
 import vcasgd
 from vcasgd.chaos.task.audit import CountingModel, Indices
-
-parser = argparse.ArgumentParser()
-parser.add_argument("--samples", type=int, required=True)
-parser.add_argument("--batch_size", type=int, required=True)
-parser.add_argument("--step_seconds", type=float, default=0.0)
-parser.add_argument("--copies", type=int, default=1)
-parser.add_argument("--trace", required=True)
-parser.add_argument("--hold", type=Path, help="steps take time while this file exists")
-options = parser.parse_args()
 
 trace = os.open(options.trace, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
 model, data = CountingModel(options.samples, options.copies), Indices(options.samples)
