@@ -33,28 +33,6 @@ def report(
     queue.on_status(queue.pushed(), UpdateStatus(version, safe, list(fates)))
 
 
-@pytest.mark.parametrize(
-    ("fate", "unapplied", "rework", "state"),
-    [
-        ("applied", 0, set(), None),
-        ("pending", 1, set(), UpdateState.SENT),
-        ("lost", 1, set(), UpdateState.UNSENT),
-        ("rejected:checksum", 0, {SUBTASK}, None),
-    ],
-)
-def test_the_fate_of_a_sent_update(
-    fate: str, unapplied: int, rework: set[int], state: UpdateState | None
-) -> None:
-    queue = UpdateQueue()
-    update = push(queue, 0, 2)
-
-    report(queue, fate)
-
-    assert queue.unapplied == unapplied
-    assert queue.take_settled().rework == rework
-    assert state is None or update.state is state
-
-
 def test_settled_updates_are_in_the_version_or_never_will_be() -> None:
     queue = UpdateQueue()
     for start in (0, 2, 4, 6):

@@ -12,21 +12,8 @@ from vcasgd.learning.encodings import Float32
 from vcasgd.learning.encodings.blocks import BlockFormat
 from vcasgd.learning.encodings.payload import EncodedVector
 from vcasgd.learning.vector import MappedVector
-from vcasgd.store.tensors.updates import UpdateStatus
 from vcasgd.worker.update_queue import QueuedUpdate, UpdateQueue
 from vcasgd.worker.vectors import Vector, VectorPool
-
-
-def test_a_vector_is_used_again_once_all_holders_have_released_it() -> None:
-    pool = VectorPool(3)
-    vector = pool.take().hold()
-    assert pool.take() is not vector
-
-    vector.release()
-    assert pool.take() is not vector
-
-    vector.release()
-    assert pool.take() is vector
 
 
 def test_vectors_without_a_holder_give_their_memory_back() -> None:
@@ -84,20 +71,6 @@ def unsent(queue: UpdateQueue) -> QueuedUpdate:
     update = queue.take_unsent()
     assert update is not None
     return update
-
-
-def test_an_update_holds_its_vector_until_it_is_applied() -> None:
-    pool, queue = VectorPool(3), UpdateQueue()
-    vector = pool.take()
-    add(queue, encoded(vector), vector)
-
-    for outcome, free in (("pending", 0), ("lost", 0), ("applied", 1)):
-        if not queue.pushed():
-            update = unsent(queue)
-            queue.on_accepted(update)
-            release(update.vectors)
-        queue.on_status(queue.pushed(), UpdateStatus((1, 1), 1, [outcome]))
-        assert len(pool.free) == free
 
 
 def test_an_update_that_is_dropped_while_it_is_sent_keeps_its_vector_until_then() -> None:
