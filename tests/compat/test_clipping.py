@@ -44,7 +44,7 @@ def test_gradients_that_are_clipped_in_nearly_each_step(workers: int) -> None:
 @grid
 @pytest.mark.parametrize("task", [HookedStep, *long(Hooked)])
 def test_hooks_clip_the_gradient_of_the_whole_batch(task: type[Points], workers: int) -> None:
-    assert_as_plain(task, workers)
+    assert_as_plain(task, workers, EPOCHS)
 
 
 def clipped_by(clips: str) -> Callable[..., Metrics]:

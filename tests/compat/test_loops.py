@@ -160,14 +160,17 @@ def test_the_remedy_names_the_optimizer_in_a_wrapper(tmp_path: Path) -> None:
 TWO_LOSSES = """
 for batch in session.loader(data, 64):
     optimizer.zero_grad()
-    losses = task.loss(model, batch), sum(each.square().mean() for each in model.parameters())
+    losses = task.loss(model, batch), 9 * sum(each.square().sum() for each in model.parameters())
     {backward}
     optimizer.step()
 """
 
 
 @pytest.mark.parametrize("workers", [1, 4])
-def test_a_step_may_have_several_losses(tmp_path: Path, workers: int) -> None:
+def test_a_step_may_have_several_losses(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, workers: int
+) -> None:
+    monkeypatch.setattr(FewPoints, "samples", 256)
     losses = (
         TWO_LOSSES.format(backward=each)
         for each in ("torch.autograd.backward(losses)", "for loss in losses: loss.backward()")
@@ -257,7 +260,10 @@ for batch in session.loader(data, 64):
 
 @pytest.mark.parametrize("grad", ["torch.autograd.grad", "grad"])
 @pytest.mark.parametrize("workers", [1, 4])
-def test_a_loop_may_set_gradients(tmp_path: Path, workers: int, grad: str) -> None:
+def test_a_loop_may_set_gradients(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, workers: int, grad: str
+) -> None:
+    monkeypatch.setattr(FewPoints, "samples", 256)
     task = loop_script(tmp_path, SETS_GRADIENTS.format(grad=grad), FewPoints)
 
     end = simulated(task, workers, epochs=1)["loss"]
