@@ -127,8 +127,6 @@ class Worker:
                 stop = learner.interval_stop(subtask, start)
                 start = learner.train(
                     *(base, subtask, start, stop),
-                    should_stop=lambda: False,
-                    on_step=lambda: None,
                 ).stop
         self._subtask += plan.subtasks_per_epoch
 

@@ -97,9 +97,7 @@ class ScreenedJob(Simulation):
         learner = Learner(self._spec, self._task, "cpu")
         learner.start_subtask()
         base = Base(model.weights.clone(), model.integers.clone(), version=model.meta.version)
-        trained = learner.train(
-            base, header.subtask, 0, header.stop, should_stop=lambda: False, on_step=lambda: None
-        )
+        trained = learner.train(base, header.subtask, 0, header.stop)
         again = trained.update.clone()
         again[model.parameters :] = 0
         self.agreement.append((owner, float(cosine_similarity(again, change, dim=0))))

@@ -95,14 +95,13 @@ class SyntheticLearner(Learner):
         start: int,  # noqa: ARG002
         stop: int,
         *,
-        should_stop: Callable[[], bool],  # noqa: ARG002 - returns at once
-        on_step: Callable[[], None],
+        after_step: Callable[[], bool] = lambda: False,
         asynchrony: float = 0.0,  # noqa: ARG002
         memory: Callable[[], Tensor] | None = None,
         reads: bool = True,  # noqa: ARG002 - no worker keeps a copy
     ) -> Trained:
         self._on_push()
-        on_step()
+        after_step()
         update = self._synthetic
         if update is None:
             assert memory is not None

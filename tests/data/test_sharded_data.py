@@ -388,13 +388,13 @@ def test_subtask_downloads_only_its_shards_and_those_of_the_next(
     base = Base(torch.zeros(2), torch.empty(0, dtype=torch.int64))
 
     learner.start_subtask()
-    learner.train(base, 0, 0, SIZE, should_stop=lambda: False, on_step=lambda: None)
+    learner.train(base, 0, 0, SIZE)
 
     # its own shard, and the one of the subtask after it
     await_truth(lambda: len(kept(tmp_path)) == 2)
     before = learner.reading()
     assert before["downloads"] == 2
-    learner.train(base, 1, 0, SIZE, should_stop=lambda: False, on_step=lambda: None)
+    learner.train(base, 1, 0, SIZE)
     after = learner.reading()
     assert after["misses"] == before["misses"] <= 1
     assert after["disk_hits"] == before["disk_hits"] + 1

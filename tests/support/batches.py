@@ -33,5 +33,4 @@ def trained_on(
 ) -> Interval:
     """Train the first ``samples`` of the task's data set in their order, in batches of ``size``."""
     stream = batches(task, task.dataset("train"), np.arange(samples), size)
-    options = {"should_stop": lambda: False, "on_step": lambda: None, **options}
     return train(task, model, optimizer, stream, "cpu", **options)

@@ -78,16 +78,16 @@ class Machine:
         learner, steps = self.learner, 0
         planned = learner.interval_stop(self.subtask, self.position)
 
-        def count() -> None:
+        def count() -> bool:
             nonlocal steps
             steps += 1
+            return steps == most
 
         before = state_of(learner)
         trained = learner.train(
             Base(*(each.clone() for each in self.base), self.rollbacks),
             *(self.subtask, self.position, planned),
-            should_stop=lambda: steps == most,
-            on_step=count,
+            after_step=count,
         )
         member = learner.member
         facts = IntervalFacts(

@@ -121,7 +121,7 @@ def interval(learner: Learner, weight: float = 10.0, stop: int = 4) -> float:
     """Train ``stop / 2`` local steps from a snapshot with this weight; return the result."""
     base = Base(torch.tensor([weight]), torch.empty(0, dtype=torch.int64))
     learner.start_subtask()
-    trained = learner.train(base, 0, 0, stop, should_stop=lambda: False, on_step=lambda: None)
+    trained = learner.train(base, 0, 0, stop)
     return float(trained.update)
 
 
@@ -237,7 +237,7 @@ def test_the_loss_of_a_step_is_the_mean_of_its_batches(scripts: Scripts) -> None
     learner = scripts.learner(HEAD + ACCUMULATING.replace("SCALE", "64.0"))
     base = Base(torch.tensor([3.0]), torch.empty(0, dtype=torch.int64))
     learner.start_subtask()
-    trained = learner.train(base, 0, 0, 4, should_stop=lambda: False, on_step=lambda: None)
+    trained = learner.train(base, 0, 0, 4)
     assert (trained.stop, trained.steps, trained.loss_sum) == (4, 1, 12.0)
 
 
@@ -277,7 +277,7 @@ def test_batches_of_an_evaluation_are_not_cut(scripts: Scripts, processes: int) 
     assert interval(learner) == -1
 
     floats, integers = torch.tensor([3.0]), torch.empty(0, dtype=torch.int64)
-    judged = learner.evaluate(floats, integers, should_stop=lambda: False, on_step=lambda: None)
+    judged = learner.evaluate(floats, integers)
     learner.close()
     # The sum of one batch of 8
     assert judged == {"loss": 3.0, "count": 8.0}

@@ -50,7 +50,7 @@ def learner_of(task: vcasgd.Task, device: str = "cpu", **fields: Any) -> Learner
 
 
 def interval(learner: Learner, base: Base, subtask: int = 0) -> Trained:
-    return learner.train(base, subtask, 0, SAMPLES, should_stop=lambda: False, on_step=lambda: None)
+    return learner.train(base, subtask, 0, SAMPLES)
 
 
 def first(learner: Learner) -> tuple[Base, Trained]:

@@ -173,9 +173,7 @@ def test_data_set_that_reads_in_the_worker() -> None:
 def test_evaluation_uses_them_and_ends_them() -> None:
     task = Augments()
     data = torch.utils.data.Subset(Noisy(), range(8))
-    metrics = evaluate(
-        *(task, torch.nn.Identity(), data, "cpu"), should_stop=lambda: False, on_step=lambda: None
-    )
+    metrics = evaluate(*(task, torch.nn.Identity(), data, "cpu"))
     assert metrics == {"index": 3.5, "count": 8}
     assert not own_children()
 

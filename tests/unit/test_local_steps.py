@@ -114,8 +114,6 @@ def test_mixed_precision(name: str, dtype: torch.dtype) -> None:
     _, weights = trained(task)
     evaluate(
         *(task, task.model(), task.dataset("validation"), "cpu"),
-        should_stop=lambda: False,
-        on_step=lambda: None,
     )
     assert task.types == {dtype}
     torch.testing.assert_close(weights, trained(Squares())[1], rtol=0.02, atol=0.02)

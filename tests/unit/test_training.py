@@ -52,9 +52,6 @@ class Slope(vcasgd.Task):
         return {"total": batch.sum(), "count": torch.tensor(len(batch))}
 
 
-NO_STOP: dict[str, Any] = {"should_stop": lambda: False, "on_step": lambda: None}
-
-
 def trained(task: vcasgd.Task, count: int, **options: Any) -> tuple[Any, Interval]:
     """Train the first samples from the first model, and return the model as well."""
     model = build(task, 0, CPU)
@@ -62,7 +59,7 @@ def trained(task: vcasgd.Task, count: int, **options: Any) -> tuple[Any, Interva
 
 
 def evaluated(task: vcasgd.Task, dataset: Any, **options: Any) -> dict[str, float]:
-    return evaluate(task, build(task, 0, CPU), dataset, CPU, **{**NO_STOP, **options})
+    return evaluate(task, build(task, 0, CPU), dataset, CPU, **options)
 
 
 def used(task: vcasgd.Task) -> None:
@@ -222,11 +219,9 @@ class TestTrain:
         assert interval == Interval(samples=4, steps=2, loss_sum=2 * 0.0 + 2 * -5.25)
 
     def test_it_stops_after_the_current_step(self) -> None:
-        steps: list[int] = []
+        _, interval = trained(Slope(), 4, after_step=lambda: True)
 
-        _, interval = trained(Slope(), 4, should_stop=lambda: True, on_step=lambda: steps.append(1))
-
-        assert (interval.samples, interval.steps, steps) == (2, 1, [1])
+        assert (interval.samples, interval.steps) == (2, 1)
 
     def test_no_batches(self) -> None:
         assert trained(Slope(), 0)[1] == Interval(samples=0, steps=0, loss_sum=0.0)
@@ -267,7 +262,7 @@ class TestEvaluate:
                 return super().evaluate(model, batch)
 
         model = nn.Sequential(nn.Linear(1, 1), nn.Dropout().eval())
-        evaluate(Watching(), model, numbers(2), CPU, **NO_STOP)
+        evaluate(Watching(), model, numbers(2), CPU)
 
         assert model.training
         assert [part.training for part in model] == [True, False]
@@ -282,7 +277,7 @@ class TestEvaluate:
     def test_an_interrupted_evaluation_returns_nothing(self) -> None:
         answers = iter([False, True])
 
-        assert evaluated(Slope(), numbers(5), should_stop=lambda: next(answers)) == {}
+        assert evaluated(Slope(), numbers(5), after_step=lambda: next(answers)) == {}
 
     def test_a_data_set_that_is_empty_or_has_no_length_is_an_error(self) -> None:
         with pytest.raises(SpecError, match="the validation data set is empty"):

@@ -87,11 +87,9 @@ def run(task: Compiled) -> tuple[Layout, Tensor, dict[str, float], list[int]]:
 
     for subtask in range(6):
         learner.start_subtask()
-        done = learner.train(
-            *(Base(floats, integers), subtask, 0, 64), should_stop=never, on_step=lambda: None
-        )
+        done = learner.train(*(Base(floats, integers), subtask, 0, 64))
         floats, integers = floats + done.update, done.integers
-        metrics = learner.evaluate(floats, integers, should_stop=never, on_step=lambda: None)
+        metrics = learner.evaluate(floats, integers)
         compilations.append(task.compilations)
     return learner.layout, floats, metrics, compilations
 

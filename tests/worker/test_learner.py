@@ -63,9 +63,7 @@ def base_of(*weights: float, **fields: Any) -> Base:
 
 def train(learner: Learner, base: Base, subtask: int = 0, stop: int = 4, **options: Any) -> Trained:
     """Train an interval of two local steps, by default."""
-    return learner.train(
-        *(base, subtask, 0, stop), should_stop=lambda: False, on_step=lambda: None, **options
-    )
+    return learner.train(*(base, subtask, 0, stop), **options)
 
 
 def change(learner: Learner, weight: float, subtask: int = 0, rollbacks: int = 0) -> float:
@@ -468,8 +466,7 @@ def trained_with(workers: int, *, stop_after: int | None = None) -> list[float]:
                 stop = learner.interval_stop(subtask, start)
                 start = learner.train(
                     *(base_of(0.0), subtask, start, stop),
-                    should_stop=lambda: len(task.trained) == stop_after,
-                    on_step=lambda: None,
+                    after_step=lambda: len(task.trained) == stop_after,
                 ).stop
     finally:
         learner.close()

@@ -57,8 +57,6 @@ def interval(learner: Learner, base: Base, subtask: int) -> Trained:
     learner.member.assign(12)
     trained = learner.train(
         *(base, subtask, 0, learner.plan.size(subtask)),
-        should_stop=lambda: False,
-        on_step=lambda: None,
         memory=lambda: in_memory_of(learner, torch.empty(len(base.floats))),
     )
     return replace(trained, update=trained.update[:])
@@ -145,8 +143,6 @@ def test_a_rank_never_has_all_parameters_in_16_bits(tmp_path: Path) -> None:
         def train(subtask: int) -> None:
             learner.train(
                 *(base, subtask, 0, learner.plan.size(subtask)),
-                should_stop=lambda: False,
-                on_step=lambda: None,
                 memory=lambda: MappedVector(len(base.floats)),
             )
 
@@ -157,7 +153,7 @@ def test_a_rank_never_has_all_parameters_in_16_bits(tmp_path: Path) -> None:
 
 def evaluated(learner: Learner, floats: Tensor) -> dict[str, float]:
     _, integers = learner.initial()
-    return learner.evaluate(floats, integers, should_stop=lambda: False, on_step=lambda: None)
+    return learner.evaluate(floats, integers)
 
 
 @pytest.mark.parametrize("task", [pytest.param(WHOLE, marks=pytest.mark.extended), PARTS])

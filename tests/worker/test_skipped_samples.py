@@ -92,7 +92,7 @@ def trained(learner: Learner) -> Trained:
     learner.start_subtask()
     base = Base(*learner.initial())
     try:
-        return learner.train(base, 0, 0, SAMPLES, should_stop=lambda: False, on_step=lambda: None)
+        return learner.train(base, 0, 0, SAMPLES)
     finally:
         learner.close()
 

@@ -44,20 +44,15 @@ def evaluate(
     model: nn.Module,
     dataset: Dataset[Any],
     device: torch.device | str,
-    *,
-    should_stop: Callable[[], bool],
-    on_step: Callable[[], None],
+    after_step: Callable[[], bool] = lambda: False,
 ) -> dict[str, float]:
     """Return the means of the task's metrics over a data set, and its samples as ``"count"``.
 
-    Returns ``{}`` if ``should_stop`` returns True before the end: the mean over a part would look
-    like a result. A metric that is not finite is returned as it is. Raises :class:`SpecError` if
+    Returns ``{}`` if ``after_step`` returns True before the last batch: the mean over a part would
+    look like a result. A metric that is not finite is returned as it is. Raises :class:`SpecError` if
     the data set is empty, and :class:`UserCodeError`.
     """
-    whole = evaluate_part(
-        *(task, model, dataset, device, EvaluationPart()), should_stop=should_stop, on_step=on_step
-    )
-    return means_of([whole])
+    return means_of([evaluate_part(task, model, dataset, device, EvaluationPart(), after_step)])
 
 
 def evaluate_part(
@@ -66,9 +61,7 @@ def evaluate_part(
     dataset: Dataset[Any],
     device: torch.device | str,
     part: EvaluationPart,
-    *,
-    should_stop: Callable[[], bool],
-    on_step: Callable[[], None],
+    after_step: Callable[[], bool],
 ) -> Metrics:
     """Do what :func:`evaluate` does for one of several processes.
 
@@ -79,11 +72,12 @@ def evaluate_part(
     groups = (EvaluationPart() if at_once else part).of(_evaluation_groups(task, dataset))
 
     def batches() -> Iterator[Any]:
+        stop = False
         for batch in _evaluation_batches(task, dataset, device, [group for group, _ in groups]):
-            if should_stop():
+            if stop:
                 raise _Stopped
             yield to_device(batch, device)
-            on_step()
+            stop = after_step()
 
     with torch.no_grad(), _evaluation_mode(model), autocast(task, device):
         try:

@@ -199,8 +199,7 @@ def train(
     batches: Iterable[tuple[Any, int]],
     device: torch.device | str,
     *,
-    should_stop: Callable[[], bool],
-    on_step: Callable[[], None],
+    after_step: Callable[[], bool] = lambda: False,
     before_step: Callable[[int], None] = lambda _: None,
     clip_factor: float = 1.0,
     precision: StepPrecision | None = None,
@@ -208,15 +207,14 @@ def train(
     weights: BatchWeights | None = None,
     mean_gradients: MeanGradients | None = None,
 ) -> Interval:
-    """Make one local step per batch until the batches end or ``should_stop`` returns True.
+    """Make one local step per batch until the batches end, or ``after_step`` returns True.
 
     ``before_step`` gets the number of samples before the step, and ``clip_factor`` multiplies the
     task's ``clip_norm``. ``precision`` is that of earlier intervals. With ``bad``, batches are
     :class:`~vcasgd.learning.tolerant_loading.LoadedBatch`, and bad samples are left out. With
-    ``weights``, batches count by their weight instead of their number of samples. The current step
-    is always finished, so there is at least one. The training mode of the model does not change: a
-    layer that the user put in evaluation mode stays there. Raises
-    :class:`NonFiniteLoss` before the parameters are affected, and :class:`UserCodeError`.
+    ``weights``, batches count by their weight instead of their number of samples. The training
+    mode of the model does not change: a layer that the user put in evaluation mode stays there.
+    Raises :class:`NonFiniteLoss` before the parameters are affected, and :class:`UserCodeError`.
     """
     samples, steps, loss_sum, skipped, weight = 0, 0, 0.0, 0, 0.0
     precision = precision or StepPrecision(task, device)
@@ -240,8 +238,7 @@ def train(
         weight += counted
         skipped += count - good
         samples += count
-        on_step()
-        if should_stop():
+        if after_step():
             break
     return Interval(samples, steps, loss_sum, skipped, None if weights is None else weight)
 

@@ -315,14 +315,8 @@ class Session:
 
     def _evaluate(self, epoch: int, device: torch.device) -> None:
         logged = collected.take()
-        self.metrics = evaluate(
-            self._task,
-            self._model,
-            self._task.dataset("validation"),
-            device,
-            should_stop=lambda: False,
-            on_step=lambda: None,
-        )
+        data = self._task.dataset("validation")
+        self.metrics = evaluate(self._task, self._model, data, device)
         means = {name: mean for name, mean in self.metrics.items() if name != "count"}
         means |= {name: total / count for name, (total, count) in logged.items()}
         texts = (f"{name} {mean:.4f}" for name, mean in means.items())

@@ -394,8 +394,6 @@ class Simulation:
             self._model.weights,
             self._model.integers,
             average=self._model.state if self._spec.ema else None,
-            should_stop=lambda: False,
-            on_step=lambda: None,
         )
         samples = self._model.meta.totals.samples
         point = Point(self._epoch, self._now, samples, metrics)

@@ -112,14 +112,7 @@ class SimulatedWorker:
         learner, subtask, start = self.learner, self.subtask, self.position
         assert learner is not None
         assert subtask is not None
-        trained = learner.train(
-            interval.base,
-            subtask,
-            start,
-            interval.stop,
-            should_stop=lambda: False,
-            on_step=lambda: None,
-        )
+        trained = learner.train(interval.base, subtask, start, interval.stop)
         member = learner.member
         if member is not None:
             member.measure(interval.seconds / max(trained.steps, 1))

@@ -45,8 +45,7 @@ LOOK_SECONDS = 1.0
 class Verifier(WorkerVerification):
     """Repeats intervals and reports the differences; this worker's training stays the same.
 
-    ``should_stop`` is True once the worker has to leave, and ``on_step`` is called after each
-    repeated step.
+    ``after_step`` is called after each repeated step, and is True once the worker has to leave.
     """
 
     def __init__(
@@ -54,12 +53,11 @@ class Verifier(WorkerVerification):
         tensors: RedisClient,
         job: str,
         worker: str,
-        should_stop: Callable[[], bool],
-        on_step: Callable[[], None],
+        after_step: Callable[[], bool],
     ) -> None:
         self._exchange = RepetitionExchange(tensors, TensorKeys(job))
         self._worker = worker
-        self._should_stop, self._on_step = should_stop, on_step
+        self._after_step = after_step
         #: The last optimizer that was looked at, and whether its intervals can be repeated.
         self._able: tuple[Optimizer | None, bool] = (None, False)
         self._look_at = 0.0
@@ -115,10 +113,8 @@ class Verifier(WorkerVerification):
             *(header.subtask, header.start, header.stop, claims.planned, header.batch),
             *(header.rollbacks, task.restorations),
         )
-        trained = repeating.repeat(
-            facts, base, before, should_stop=self._should_stop, on_step=self._on_step
-        )
-        if self._should_stop():
+        trained = repeating.repeat(facts, base, before, self._after_step)
+        if self._after_step():
             return RepetitionResult(outcome="unable", why="the worker had to leave")
         if header.skipped != trained.skipped:
             raise MalformedState(
@@ -254,9 +250,7 @@ class RepeatingLearner(Learner):
         facts: IntervalFacts,
         base: tuple[Tensor, Tensor],
         before: LearnerState,
-        *,
-        should_stop: Callable[[], bool] = lambda: False,
-        on_step: Callable[[], None] = lambda: None,
+        after_step: Callable[[], bool] = lambda: False,
     ) -> Trained:
         """Repeat an interval from its base, float32 [floats] and int64 [k], and the state before.
 
@@ -274,12 +268,12 @@ class RepeatingLearner(Learner):
         before.load(self.optimizer, self._member.moments if self._member else None)
         # An interval that was cut short ended after a whole local step.
         limit = -(-(facts.stop - facts.start) // self._step_size(facts.planned - facts.start))
-        steps = 0
+        steps, leaves = 0, False
 
-        def count() -> None:
-            nonlocal steps
-            steps += 1
-            on_step()
+        def count() -> bool:
+            nonlocal steps, leaves
+            steps, leaves = steps + 1, after_step()
+            return leaves or steps >= limit
 
         with torch.random.fork_rng(devices=[]):
             trained = self.train(
@@ -287,10 +281,9 @@ class RepeatingLearner(Learner):
                 facts.subtask,
                 facts.start,
                 facts.planned,
-                should_stop=lambda: should_stop() or steps >= limit,
-                on_step=count,
+                after_step=count,
             )
-        if trained.stop != facts.stop and not should_stop():
+        if trained.stop != facts.stop and not leaves:
             raise WrongInterval(f"an interval that ends at sample {facts.stop}")
         return trained
 

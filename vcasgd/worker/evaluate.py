@@ -42,14 +42,18 @@ class Evaluator:
         pin, mapped = points.pin(lease.number), learner.maps_vectors
         whole, floats = self._pinned(snapshots, pin, may_continue, mapped=mapped)
         started = time.monotonic()
+
+        def after_step() -> bool:
+            self._status.on_step()
+            return not may_continue()
+
         # A job has an average from its first update on.
         average = snapshots.fetch_states(whole, floats) if learner.spec.ema else None
         metrics = learner.evaluate(
             floats,
             whole[0].meta.integer_vector(),
             average=average,
-            should_stop=lambda: not may_continue(),
-            on_step=self._status.on_step,
+            after_step=after_step,
         )
         if not metrics:
             raise WorkInterrupted

@@ -314,13 +314,12 @@ class Learner:
         start: int,
         stop: int,
         *,
-        should_stop: Callable[[], bool],
-        on_step: Callable[[], None],
+        after_step: Callable[[], bool] = lambda: False,
         asynchrony: float = 0.0,
         memory: Callable[[], Floats] | None = None,
         reads: bool = True,
     ) -> Trained:
-        """Train samples ``[start, stop)`` of a subtask, or fewer once ``should_stop`` is True.
+        """Train samples ``[start, stop)`` of a subtask, or fewer if ``after_step()`` returns True.
 
         ``asynchrony`` in [0, 1) is the momentum that asynchrony adds, by which the optimizer's is
         lowered if the job tunes it. ``memory()`` is called at the end, and returns memory for the
@@ -346,8 +345,7 @@ class Learner:
             SampleRange(subtask, start, stop),
             (start_from, base.integers) if loads else None,
             asynchrony,
-            should_stop,
-            on_step,
+            after_step,
         )
         set_mode(self.optimizer, training=False)
         if reads:
@@ -372,19 +370,17 @@ class Learner:
         interval: SampleRange,
         loaded: tuple[Floats, Tensor] | None,  # noqa: ARG002 - for several processes
         asynchrony: float,  # noqa: ARG002
-        should_stop: Callable[[], bool],
-        on_step: Callable[[], None],
+        after_step: Callable[[], bool],
     ) -> Interval:
         """Make the local steps of an interval. ``loaded``: vectors that it starts from, if new."""
         following = self._following(interval.subtask, interval.stop)
-        return self._steps(interval, following, should_stop, on_step)
+        return self._steps(interval, following, after_step)
 
     def _steps(
         self,
         interval: SampleRange,
         following: Iterator[SampleRange],
-        should_stop: Callable[[], bool],
-        on_step: Callable[[], None],
+        after_step: Callable[[], bool],
     ) -> Interval:
         """Make the local steps of an interval: this process's part of them if it has ranks."""
         assert self.optimizer is not None
@@ -415,8 +411,7 @@ class Learner:
             self.optimizer,
             batches,
             self.device,
-            should_stop=should_stop,
-            on_step=on_step,
+            after_step=after_step,
             before_step=lambda _: rates.follow(plan.place(first + next(done))),
             clip_factor=clip_factor,
             precision=self._precision,
@@ -552,8 +547,7 @@ class Learner:
         integers: Tensor,
         *,
         average: Floats | None = None,
-        should_stop: Callable[[], bool],
-        on_step: Callable[[], None],
+        after_step: Callable[[], bool] = lambda: False,
     ) -> dict[str, float]:
         """Return the means of the task's metrics for a snapshot; empty if it was stopped.
 
@@ -570,27 +564,20 @@ class Learner:
         means = []
         for vector in vectors:
             self._model.load(vector, integers)
-            parts = self._evaluate_loaded((vector, integers), should_stop, on_step)
-            means.append(means_of(parts))
+            means.append(means_of(self._evaluate_loaded((vector, integers), after_step)))
         return {} if not all(means) else with_average(*means)
 
     def _evaluate_loaded(
         self,
         vectors: tuple[Floats, Tensor],  # noqa: ARG002 - for several processes
-        should_stop: Callable[[], bool],
-        on_step: Callable[[], None],
+        after_step: Callable[[], bool],
     ) -> list[Metrics]:
         """Evaluate the model that was loaded from vectors; return the results of all processes."""
-        return [self._evaluate_part(EvaluationPart(), should_stop, on_step)]
+        return [self._evaluate_part(EvaluationPart(), after_step)]
 
-    def _evaluate_part(
-        self, part: EvaluationPart, should_stop: Callable[[], bool], on_step: Callable[[], None]
-    ) -> Metrics:
-        return evaluate_part(
-            *(self.task, self._model.module, self.findings.validation_set, self.device, part),
-            should_stop=should_stop,
-            on_step=on_step,
-        )
+    def _evaluate_part(self, part: EvaluationPart, after_step: Callable[[], bool]) -> Metrics:
+        found = self.findings.validation_set
+        return evaluate_part(self.task, self._model.module, found, self.device, part, after_step)
 
     def end_after(self, metrics: Sequence[Mapping[str, float]]) -> str | None:
         """Return why the job should end after evaluations with these metrics; None if it goes on.

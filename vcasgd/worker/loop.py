@@ -84,13 +84,11 @@ class Worker:
         self.exchange = Exchange(context.nodes, job, settings.patience_seconds, context.key)
         self._tuned = TunedSettings(context.ledger, job, name)
         self._setup = Setup(
-            *(context, self.exchange, self._status, self._departure.leave_if_due, self._gpu),
+            *(context, self.exchange, self._status, self._leaves, self._gpu),
             *(build, folder),
         )
         self._moments = MomentsExchange(context.nodes, job, name)
-        verification = verification_of(
-            context, self._departure.leave_if_due, self._status.note_progress
-        )
+        verification = verification_of(context, self._leaves)
         self._trainer = Trainer(
             *(name, self.exchange, self._book, self._departure, self._status, self._tuned),
             *(self._moments, verification),
@@ -243,6 +241,11 @@ class Worker:
         self._status.doing = f"idle: {reason}"
         self._status.note_progress()
         self._departure.wait()
+
+    def _leaves(self) -> bool:
+        """Record that a long step goes on; return True if the worker has to leave."""
+        self._status.note_progress()
+        return self._departure.leave_if_due()
 
     # -- called by other threads -------------------------------------------------------------------
 

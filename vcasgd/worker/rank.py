@@ -66,8 +66,7 @@ class Rank:
         while True:
             match self._connection.recv():
                 case RankInterval() as order:
-                    answer: object = self._learner.follow(order, should_stop=self._await_step())
-                    self._connection.send(answer)
+                    self._connection.send(self._learner.follow(order, self._await_step()))
                 case RankEvaluation(rehearses):
                     steps = self._await_step()
                     metrics = self._learner.follow_evaluation(steps, rehearses=rehearses)

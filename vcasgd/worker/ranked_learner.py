@@ -76,11 +76,10 @@ class _RankedLearner(Learner):
         self,
         interval: SampleRange,
         following: Iterator[SampleRange],
-        should_stop: Callable[[], bool],
-        on_step: Callable[[], None],
+        after_step: Callable[[], bool],
     ) -> Interval:
         with self._computing():
-            return super()._steps(interval, following, should_stop, on_step)
+            return super()._steps(interval, following, after_step)
 
     def _rehearse_own(self) -> list[str]:
         assert self._group is not None
@@ -89,14 +88,12 @@ class _RankedLearner(Learner):
             self._group.average([torch.ones(1, device=self.device)])
             return super()._rehearse()
 
-    def _evaluate_own(
-        self, should_stop: Callable[[], bool], on_step: Callable[[], None]
-    ) -> Metrics:
+    def _evaluate_own(self, after_step: Callable[[], bool]) -> Metrics:
         """Evaluate this rank's part of the validation set with the model as it is."""
         assert self._group is not None
         part = EvaluationPart(self._group.rank, self._group.size)
         with self._computing():
-            return self._evaluate_part(part, should_stop, on_step)
+            return self._evaluate_part(part, after_step)
 
 
 class LeadingLearner(_RankedLearner):
@@ -193,8 +190,7 @@ class LeadingLearner(_RankedLearner):
         interval: SampleRange,
         loaded: tuple[Floats, Tensor] | None,
         asynchrony: float,
-        should_stop: Callable[[], bool],
-        on_step: Callable[[], None],
+        after_step: Callable[[], bool],
     ) -> Interval:
         with self._together():
             if loaded is None and self._shared is None:
@@ -206,7 +202,7 @@ class LeadingLearner(_RankedLearner):
             self._ranks.begin(order)
             self._shared = self.optimizer
             following = iter(order.following)
-            trained = self._steps(interval, following, self._leads(should_stop), on_step)
+            trained = self._steps(interval, following, self._leads(after_step))
             whole = self._ranks.end(_part(self, trained))
         if math.isnan(whole.checksum):
             # Without the same state, gradients of one would be steps of another.
@@ -221,27 +217,26 @@ class LeadingLearner(_RankedLearner):
     def _evaluate_loaded(
         self,
         vectors: tuple[Floats, Tensor],
-        should_stop: Callable[[], bool],
-        on_step: Callable[[], None],
+        after_step: Callable[[], bool],
     ) -> list[Metrics]:
         at_once = evaluates_at_once(self.task)
         if at_once and not self.sharded:
-            return super()._evaluate_loaded(vectors, should_stop, on_step)
+            return super()._evaluate_loaded(vectors, after_step)
         with self._together():
             self._ranks.load(*vectors)
             self._ranks.begin(RankEvaluation())
-            own = self._evaluate_own(self._leads(should_stop), on_step)
+            own = self._evaluate_own(self._leads(after_step))
             others = self._ranks.metrics()
         # Or each has evaluated the whole data set.
         return [own] if at_once else [own, *others]
 
-    def _leads(self, should_stop: Callable[[], bool]) -> Callable[[], bool]:
-        def stops() -> bool:
-            stop = should_stop()
+    def _leads(self, after_step: Callable[[], bool]) -> Callable[[], bool]:
+        def lead() -> bool:
+            stop = after_step()
             self._ranks.step(stop=stop)
             return stop
 
-        return stops
+        return lead
 
     @contextmanager
     def _together(self) -> Iterator[None]:
@@ -308,7 +303,7 @@ class FollowingLearner(_RankedLearner):
         """See :meth:`ShardedModel.read_own_part`."""
         self._parts.read_own_part(out, start, origin)
 
-    def follow(self, order: RankInterval, *, should_stop: Callable[[], bool]) -> RankPart:
+    def follow(self, order: RankInterval, after_step: Callable[[], bool]) -> RankPart:
         """Train this rank's part of an interval."""
         if order.optimizer is not None:
             self._divergences = order.divergences
@@ -320,14 +315,13 @@ class FollowingLearner(_RankedLearner):
             self.member.assign(order.batch)
         if self._momenta is not None:
             self._momenta.follow(order.asynchrony)
-        steps = self._steps(order.samples, iter(order.following), should_stop, lambda: None)
-        return _part(self, steps)
+        return _part(self, self._steps(order.samples, iter(order.following), after_step))
 
-    def follow_evaluation(self, should_stop: Callable[[], bool], *, rehearses: bool) -> Metrics:
+    def follow_evaluation(self, after_step: Callable[[], bool], *, rehearses: bool) -> Metrics:
         """Evaluate this rank's part of the validation set; only the first batch if it rehearses."""
         if rehearses:
             return dict.fromkeys(self._rehearse_own(), 0.0), False
-        return self._evaluate_own(should_stop, lambda: None)
+        return self._evaluate_own(after_step)
 
     def _load_optimizer(self, data: bytes) -> None:
         assert self.optimizer is not None

@@ -280,7 +280,6 @@ class Setup:
 
     def _progress(self) -> None:
         """Report that a long step goes on. Raises :class:`WorkInterrupted` if the worker leaves."""
-        self._status.note_progress()
         if self._leaving():
             raise WorkInterrupted
 

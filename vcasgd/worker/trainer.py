@@ -297,11 +297,9 @@ class Trainer:
             exchange.prefetch(self._seconds_per_sample * (interval.stop - interval.start))
         steps_before = status.steps
 
-        def on_step() -> None:
+        def after_step() -> bool:
             status.on_step()
             self._follow(work.learner)
-
-        def should_stop() -> bool:
             if not self.may_continue(work.lease) or exchange.went_back:
                 return True
             if member is None:
@@ -318,8 +316,7 @@ class Trainer:
             work.lease.number,
             interval.start,
             interval.stop,
-            should_stop=should_stop,
-            on_step=on_step,
+            after_step=after_step,
             asynchrony=self._tuned.asynchrony,
             memory=exchange.lend,
             reads=not keeps_copy,

@@ -192,8 +192,6 @@ class TrialSteps:
         try:
             train(
                 *(self.task, self.model.module, optimizer, batches, self.device),
-                should_stop=lambda: False,
-                on_step=lambda: None,
                 bad=BadSamples(self.task, self.dataset, self.device) if skips else None,
             )
         finally:

@@ -44,13 +44,10 @@ class WorkerVerification:
         """Record why an update of this worker was rejected."""
 
 
-def verification_of(
-    context: WorkerContext, should_stop: Callable[[], bool], on_step: Callable[[], None]
-) -> WorkerVerification:
+def verification_of(context: WorkerContext, after_step: Callable[[], bool]) -> WorkerVerification:
     """Return what a worker has to do for verification.
 
-    ``should_stop`` is True once the worker has to leave; ``on_step`` is to be called after each
-    local step.
+    ``after_step`` is to be called after each local step, and is True once the worker has to leave.
     """
     try:
         side = "recorder" if context.settings.volunteer else "verifier"
@@ -64,5 +61,5 @@ def verification_of(
     if context.settings.volunteer:
         verification = module.StateRecorder(*names)
     else:
-        verification = module.Verifier(*names, should_stop, on_step)
+        verification = module.Verifier(*names, after_step)
     return verification
