@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -41,16 +41,8 @@ class Adaptive:
 
 
 @pytest.fixture
-def worker(tensors: RedisClient) -> Iterator[Callable[[str], Adaptive]]:
-    made: list[Adaptive] = []
-
-    def make(name: str) -> Adaptive:
-        made.append(Adaptive(tensors, name))
-        return made[-1]
-
-    yield make
-    for each in made:
-        each.exchange.close()
+def worker(tensors: RedisClient) -> Callable[[str], Adaptive]:
+    return lambda name: Adaptive(tensors, name)
 
 
 def test_a_new_worker_takes_over_what_another_shared(

@@ -140,7 +140,6 @@ class Worker:
         except (StoreUnavailable, StoreDenied, StoreFull):
             log.warning("could not return the leases; they will expire")
         self.exchange.close()
-        self._moments.close()
         self._setup.close()
         self._status.doing = f"{LEFT}{self._departure.reason}"
         self._heartbeat.stop()

@@ -5,13 +5,13 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 
 from torch import Tensor
 
 from vcasgd.errors import StoreError
 from vcasgd.store.connection import RedisClient
 from vcasgd.store.tensors.sharded import SharedMoments
+from vcasgd.threads import Background, DaemonThreads
 from vcasgd.worker.member import SHARING_SECONDS, Member
 
 log = logging.getLogger(__name__)
@@ -21,7 +21,7 @@ REST = 100.0
 
 
 class MomentsExchange:
-    """Owned by the training thread, which must call :meth:`close`.
+    """Owned by the training thread.
 
     Training never depends on it: what can't be written or read is left out.
     """
@@ -31,8 +31,7 @@ class MomentsExchange:
         self._job = job
         self._worker = worker
         self._store: SharedMoments | None = None
-        self._executor = ThreadPoolExecutor(1, thread_name_prefix="moments")
-        self._writing: Future[float] | None = None
+        self._writing = Background[float](DaemonThreads(1, "moments"))
         self._rest = SHARING_SECONDS
         self._next_at = 0.0
 
@@ -40,10 +39,6 @@ class MomentsExchange:
         """Use the job's store nodes, once their number is known; later calls do nothing."""
         if self._store is None:
             self._store = SharedMoments(self._nodes, self._job, nodes)
-
-    def close(self) -> None:
-        """Start no further write."""
-        self._executor.shutdown(wait=False, cancel_futures=True)
 
     def adopt(self, member: Member, rollbacks: int) -> None:
         """Give a new optimizer the second moments that another worker shared, if there are any."""
@@ -65,38 +60,24 @@ class MomentsExchange:
 
     def share(self, member: Member, rollbacks: int) -> None:
         """Write second moments in the background if it is time, and this worker's turn."""
-        if self._store is None or time.monotonic() < self._next_at or not member.can_share:
+        store, writing = self._store, self._writing
+        if store is None or time.monotonic() < self._next_at or not member.can_share:
             return
-        if not self._is_idle():
+        if writing.running:
             return
-        self._next_at = time.monotonic() + self._rest
         try:
-            if not self._store.take_turn(self._worker, self._rest):
-                return
+            if (seconds := writing.take()) is not None:
+                self._rest = max(SHARING_SECONDS, REST * seconds)
+            self._next_at = time.monotonic() + self._rest
+            if store.take_turn(self._worker, self._rest):
+                moments, made = member.shared()
+                writing.start(lambda: _write(store, moments, made, rollbacks))
         except StoreError as error:
-            log.debug("second moments: %s", error)
-            return
-        self._writing = self._executor.submit(self._write, self._store, *member.shared(), rollbacks)
+            log.info("second moments can't be shared: %s", error)
 
-    def _is_idle(self) -> bool:
-        """Return True if no write is in progress; take the result of the last one."""
-        if self._writing is None:
-            return True
-        if not self._writing.done():
-            return False
-        future, self._writing = self._writing, None
-        error = future.exception()
-        if error is None:
-            self._rest = max(SHARING_SECONDS, REST * future.result())
-        elif isinstance(error, StoreError):
-            log.info("second moments can't be written: %s", error)
-        else:
-            raise error
-        return True
 
-    @staticmethod
-    def _write(store: SharedMoments, moments: Tensor, made: int, rollbacks: int) -> float:
-        """Return the duration in seconds."""
-        started = time.monotonic()
-        store.write(moments, made, rollbacks)
-        return time.monotonic() - started
+def _write(store: SharedMoments, moments: Tensor, made: int, rollbacks: int) -> float:
+    """Return the duration in seconds."""
+    started = time.monotonic()
+    store.write(moments, made, rollbacks)
+    return time.monotonic() - started
