@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import time
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -37,7 +38,7 @@ from vcasgd.store.tensors.snapshot import (
     RoundFacts,
     Snapshot,
     UpdateTotals,
-    new_meta,
+    encode_integers,
 )
 
 #: Updates in one publication; bounds how long a reader waits for a version.
@@ -422,15 +423,18 @@ class ModelState:
         if not self.batch.applied:
             return self.meta
         version, step = self.meta.version + self.batch.applied, self.batch.step
-        return new_meta(
+        stepped = self._config.steps is not None
+        return replace(
             self.meta,
-            token,
             version=version,
-            integers=self.integers,
-            exact=self.batch.exact,
+            token=token,
+            integers=encode_integers(self.integers),
+            created_at=time.time(),
+            exact=self.batch.exact or not self.meta.halves,
             rule_state=self.state is not None,
-            facts=self.batch.facts,
-            checksum=None if self._config.steps is None else checksum(self.followed),
+            round=self.batch.facts,
+            stepped=stepped,
+            checksum=checksum(self.followed) if stepped else 0,
             steps=() if step is None else extended(self.meta, len(step)),
         )
 

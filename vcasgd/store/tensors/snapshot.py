@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import base64
 import json
-import time
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Annotated, Any
@@ -272,37 +271,6 @@ def pin_text(snapshot: Snapshot) -> str:
     """Return the stored form of a pinned snapshot."""
     # Steps are deleted as soon as newer versions no longer list them.
     return json.dumps(replace(snapshot, meta=replace(snapshot.meta, steps=())).to_dict())
-
-
-def new_meta(
-    old: Meta,
-    token: int,
-    *,
-    version: int,
-    integers: Tensor,
-    exact: bool,
-    rule_state: bool,
-    facts: RoundFacts,
-    checksum: int | None = None,
-    steps: tuple[PublishedStep, ...] = (),
-) -> Meta:
-    """Return the description of the next version. ``integers`` is int64 [k].
-
-    ``checksum`` is that of the vector that workers train from, None if it is the exact one.
-    """
-    return replace(
-        old,
-        version=version,
-        token=token,
-        integers=encode_integers(integers),
-        created_at=time.time(),
-        exact=exact or not old.halves,
-        rule_state=rule_state,
-        round=facts,
-        stepped=checksum is not None,
-        checksum=checksum or 0,
-        steps=steps,
-    )
 
 
 def from_pin(text: bytes) -> Snapshot:
