@@ -15,6 +15,7 @@ import torch
 from vcasgd.errors import RankLost, VcasgdError
 from vcasgd.fork_server import die_with
 from vcasgd.learning.rank_group import RankGroup
+from vcasgd.learning.sharded_model import ShardedModel
 from vcasgd.learning.vector import MappedVector
 from vcasgd.session.script import load
 from vcasgd.spec.job import JobSpec
@@ -85,20 +86,21 @@ class Rank:
         return await_step
 
     def _apply(self, message: object) -> None:
-        learner = self._learner
+        model = self._learner.model
         match message:
             case ShiftPart():
-                learner.shift_part(message.first, self._memory(message))
+                model.shift_part(self._memory(message), message.first)
             case ReadPart():
                 out, origin = self._memory(message), None
                 if message.origin is not None:
                     origin = self._memory(replace(message, start=message.origin))
-                learner.read_own_part(message.first, out, origin)
+                assert isinstance(model, ShardedModel)
+                model.read_own_part(out, message.first, origin)
             case LoadPart():
-                learner.load_part(message.first, self._memory(message))
+                model.load_part(self._memory(message), message.first)
             case LoadIntegers(integers):
                 whole = np.frombuffer(bytearray(integers), np.int64)
-                learner.load_integers(torch.from_numpy(whole))
+                model.load_integers(torch.from_numpy(whole))
             case _:
                 raise AssertionError(message)
         self._connection.send(RankReady())

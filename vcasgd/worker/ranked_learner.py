@@ -287,21 +287,10 @@ class LeadingLearner(_RankedLearner):
 class FollowingLearner(_RankedLearner):
     """A further rank's learner."""
 
-    def load_part(self, start: int, floats: Floats) -> None:
-        """Load float32 [n] into the model from an element on."""
-        self._model.load_part(floats, start)
-
-    def load_integers(self, integers: Tensor) -> None:
-        """Load the model's counters, int64 [k], after all parts."""
-        self._model.load_integers(integers)
-
-    def shift_part(self, start: int, floats: Floats) -> None:
-        """Add float32 [n] to the model from an element on."""
-        self._model.shift_part(floats, start)
-
-    def read_own_part(self, start: int, out: Floats, origin: Floats | None) -> None:
-        """See :meth:`ShardedModel.read_own_part`."""
-        self._parts.read_own_part(out, start, origin)
+    @property
+    def model(self) -> LocalModel:
+        """The model, or this rank's part of it."""
+        return self._model
 
     def follow(self, order: RankInterval, after_step: Callable[[], bool]) -> RankPart:
         """Train this rank's part of an interval."""
