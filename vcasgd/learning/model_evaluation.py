@@ -49,8 +49,8 @@ def evaluate(
     """Return the means of the task's metrics over a data set, and its samples as ``"count"``.
 
     Returns ``{}`` if ``after_step`` returns True before the last batch: the mean over a part would
-    look like a result. A metric that is not finite is returned as it is. Raises :class:`SpecError` if
-    the data set is empty, and :class:`UserCodeError`.
+    look like a result. A metric that is not finite is returned as it is. Raises :class:`SpecError`
+    if the data set is empty, and :class:`UserCodeError`.
     """
     return means_of([evaluate_part(task, model, dataset, device, EvaluationPart(), after_step)])
 

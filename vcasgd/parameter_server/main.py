@@ -12,7 +12,6 @@ import signal
 import sys
 import threading
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -166,10 +165,6 @@ class ParameterServer:
         self._measured_at = float("-inf")
         #: Shards of each job.
         self._shards: dict[str, list[Shard]] = {}
-        #: When to try a shard again whose turn failed, by its stream and :func:`time.monotonic`.
-        self._retry_at: dict[str, float] = {}
-        #: Unexpected failures of each shard in a row, by its stream.
-        self._failures: Counter[str] = Counter()
         #: Jobs without a model.
         self._starting: set[str] = set()
         self._stop = threading.Event()
@@ -223,11 +218,7 @@ class ParameterServer:
     def _ready(self) -> list[Shard]:
         """Return the shards that read no checkpoint, and whose last turn didn't just fail."""
         now = time.monotonic()
-        return [
-            each
-            for each in self._all_shards
-            if self._retry_at.get(each.stream, 0.0) <= now and not each.reading
-        ]
+        return [each for each in self._all_shards if each.retry_at <= now and not each.reading]
 
     @property
     def _all_shards(self) -> Iterator[Shard]:
@@ -237,7 +228,7 @@ class ParameterServer:
         pause = PAUSE_SECONDS
         try:
             shard.turn(arrivals)
-            self._failures.pop(shard.stream, None)
+            shard.failures = 0
             return
         except Fenced as error:
             if self._is_superseded(shard):
@@ -265,22 +256,18 @@ class ParameterServer:
                 shard, error, FAILURES_BEFORE_EVENT, MAX_PAUSE_SECONDS
             )
         # Only this shard pauses.
-        self._retry_at[shard.stream] = time.monotonic() + pause
+        shard.retry_at = time.monotonic() + pause
 
     def _pause_after_failure(
         self, shard: Shard, error: Exception, before_event: int, longest: float
     ) -> float:
         """Return the seconds until the next turn; report the first shard of a job that fails so
         often."""
-        failures = self._failures
-        failures[shard.stream] += 1
-        if failures[shard.stream] == before_event and all(
-            failures[each.stream] < before_event
-            for each in self._shards[shard.job]
-            if each is not shard
-        ):
+        shard.failures += 1
+        others = (each for each in self._shards[shard.job] if each is not shard)
+        if shard.failures == before_event and all(o.failures < before_event for o in others):
             self._report_failing(shard.job, error)
-        return backoff(failures[shard.stream], PAUSE_SECONDS, longest)
+        return backoff(shard.failures, PAUSE_SECONDS, longest)
 
     def _is_superseded(self, shard: Shard) -> bool:
         """Return True if there really is a newer parameter server on this node.
@@ -306,10 +293,7 @@ class ParameterServer:
 
     def _report_invalid(self, job: str, why: str) -> None:
         """Report that a job's workers stored what they may not; the controller fails the job."""
-        try:
-            Jobs(self._prompt).report_invalid(job, self._number, f"on {self._node}, {why}")
-        except (StoreUnavailable, StoreDenied, StoreFull) as outage:
-            log.warning("ledger: %s", outage)
+        self._tell(lambda jobs: jobs.report_invalid(job, self._number, f"on {self._node}, {why}"))
 
     def _report_failing(self, job: str, error: Exception) -> None:
         """Tell the users of a job why it doesn't progress."""
@@ -321,8 +305,12 @@ class ParameterServer:
             else f"the parameter server on {self._node} fails again and again: "
             f"{type(error).__name__}: {error}"
         )
+        self._tell(lambda jobs: jobs.event(job, "store-full" if full else "server-failing", text))
+
+    def _tell(self, call: Callable[[Jobs], object]) -> None:
+        """Report to the ledger, if it answers soon."""
         try:
-            Jobs(self._prompt).event(job, "store-full" if full else "server-failing", text)
+            call(Jobs(self._prompt))
         except (StoreUnavailable, StoreDenied, StoreFull) as outage:
             log.warning("ledger: %s", outage)
 
@@ -442,8 +430,6 @@ class ParameterServer:
     def _use_jobs(self, view: JobsView) -> None:
         for over in self._shards.keys() - set(view.active):
             for shard in self._shards.pop(over):
-                self._retry_at.pop(shard.stream, None)
-                self._failures.pop(shard.stream, None)
                 with isolated(over):
                     shard.close()
         for job in view.added:

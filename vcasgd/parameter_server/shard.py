@@ -115,6 +115,8 @@ class Shard:
         #: an open batch.
         self._kept_up_at = self._viewed_at = self._served_at = float("-inf")
         self._unreplicated = False
+        #: Failed turns in a row, and when the next one is due, by :func:`time.monotonic`.
+        self.failures, self.retry_at = 0, 0.0
         self._tuned = Tuned()
         self._model: ModelState | None = None
         #: The job's part of the tensors server's memory.
