@@ -154,8 +154,8 @@ def test_what_continues_a_forgotten_update_waits_for_it(world: World, client: Sh
     push(world, client, 0, 3, 4)
     shard.turn()
     assert settle(client).rework == frozenset()
-    counts = client.counts()
-    assert (counts["unapplied"], counts["discarded"], counts["pushed_again"]) == (0, 0, 2)
+    updates = client.updates
+    assert (updates.unapplied, updates.discarded, updates.sent_again) == (0, 0, 2)
     assert world.positions() == {0: 4}
     world.assert_exact()
 
@@ -226,7 +226,7 @@ class TestAWorkerKeepsAnUpdateUntilItIsSafe:
         settle(client)
 
         assert client.updates.unapplied == 0
-        assert client.counts()["pushed_again"] == 2
+        assert client.updates.sent_again == 2
         assert world.positions() == {0: 2, 1: 2}
         world.assert_exact()
 

@@ -19,11 +19,10 @@ from vcasgd.parameter_server.shard import Shard
 from vcasgd.worker import shard_link
 from vcasgd.worker.exchange import LATE_SECONDS
 from vcasgd.worker.interval import encoded_counters
-from vcasgd.worker.shard_link import LinkState
 
 
 def all_fetched(pair: ShardPair) -> bool:
-    return all(link.state is LinkState.FETCHED for link in pair.exchange)
+    return all(link.fetched for link in pair.exchange)
 
 
 def has_newest_base(pair: ShardPair) -> bool:

@@ -20,7 +20,6 @@ from vcasgd.worker import shard_link
 from vcasgd.worker.exchange import Exchange
 from vcasgd.worker.own_copy import OwnCopy
 from vcasgd.worker.own_part import Moved, OwnPart
-from vcasgd.worker.shard_link import LinkState
 from vcasgd.worker.vectors import Vector, VectorPool
 
 SAMPLES = 30  # in three subtasks
@@ -276,7 +275,7 @@ def test_an_adopted_version_is_no_base(
         worker.await_versions(number)
     worker.train(1)
     commit(worker)
-    await_truth(lambda: all(link.state is not LinkState.WAITING for link in worker.exchange))
+    await_truth(lambda: all(link.idle or link.fetched for link in worker.exchange))
 
     worker.exchange.forget(2)  # The lease of another subtask was lost.
     worker.exchange.refresh(again=False)

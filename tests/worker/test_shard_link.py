@@ -32,7 +32,7 @@ def link(world: World) -> Iterator[ShardLink]:
 
 
 def counts(link: ShardLink, *names: str) -> tuple[int, ...]:
-    return tuple(link.counts()[name] for name in names)
+    return tuple(getattr(link.updates, name) for name in names)
 
 
 class NotedSlots(threading.Semaphore):
@@ -79,8 +79,8 @@ class TestSending:
 
         sent = [Header.parse(entry.header) for entry in world.reader.read(10)]
         assert sent == headers
-        assert counts(link, "pushes", "pushed_again", "discarded") == (4, 0, 0)
-        assert link.counts()["pushed_bytes"] == sum(header.size for header in headers)
+        assert counts(link, "sent", "sent_again", "discarded") == (4, 0, 0)
+        assert link.updates.sent_bytes == sum(header.size for header in headers)
         assert link.updates.unapplied == 4
         assert link.updates.subtasks() == {0}
 
@@ -164,8 +164,8 @@ class TestDenied:
         await_truth(is_refused)
 
         # Then they are retried at growing intervals, and named once
-        await_truth(lambda: counts(reader, "denied") >= (3,))
-        (denied,) = counts(reader, "denied")
+        await_truth(lambda: reader.denied >= 3)
+        denied = reader.denied
         assert denied <= 6 + 2 * (time.monotonic() - began)
         assert sum("refuses pushes" in each for each in caplog.messages) == 1
 
@@ -175,7 +175,7 @@ class TestDenied:
         # Then nothing is lost
         flush(reader)
         assert not is_refused()
-        assert counts(reader, "pushes") == (1,)
+        assert counts(reader, "sent") == (1,)
 
 
 class TestLost:
@@ -198,7 +198,7 @@ class TestLost:
         shard.turn()
 
         assert settle(link).rework == frozenset()
-        assert counts(link, "pushed_again", "unapplied") == (2, 0)
+        assert counts(link, "sent_again", "unapplied") == (2, 0)
         assert world.positions() == {0: 4}
         world.assert_exact()
 

@@ -9,7 +9,7 @@ import torch
 from vcasgd.learning.shards import ShardRange
 from vcasgd.learning.vector import Floats, copy_floats, within
 from vcasgd.store.tensors.snapshot import Meta, RoundFacts
-from vcasgd.worker.shard_link import LinkState, ShardLink
+from vcasgd.worker.shard_link import ShardLink
 from vcasgd.worker.vectors import Vector, VectorPool
 
 
@@ -46,7 +46,7 @@ class BaseVectors:
 
     def take_over(self, links: Sequence[ShardLink]) -> None:
         """Make the base of what the links of all shards have fetched."""
-        ready = [link for link in links if link.state is LinkState.FETCHED]
+        ready = [link for link in links if link.fetched]
         if len(ready) == len(links):
             assert self._next is not None
             self._base, self._next = self._next, self._base
@@ -58,7 +58,7 @@ class BaseVectors:
                 link.part.of(self._base.memory).copy_(link.part.of(self._next.memory))
             self._describe(link, link.take())
         # A late link may still write its part.
-        if self._next and all(link.state is LinkState.IDLE for link in links):
+        if self._next and all(link.idle for link in links):
             self._next.release()
             self._next = None
         self._outdated -= {link.part.shard for link in ready}

@@ -37,7 +37,7 @@ from vcasgd.worker.base_vectors import BaseVectors
 from vcasgd.worker.interval import Base, continued, encoded_counters, with_counters
 from vcasgd.worker.own_copy import OwnCopy
 from vcasgd.worker.shard_encoders import ShardEncoders
-from vcasgd.worker.shard_link import LinkState, ShardLink
+from vcasgd.worker.shard_link import ShardLink
 from vcasgd.worker.update_queue import MAX_UNAPPLIED, Settled
 from vcasgd.worker.vectors import Vector, VectorPool
 
@@ -214,8 +214,7 @@ class Exchange:
         vector = self._lent.hold() if self._lent else None
         for shard in shards:
             link, payload = self._links[shard], self._encoders.encode(shard, update, last=last)
-            rollbacks, size = self._encoders.rollbacks, len(payload)
-            header = link.header(fields, rollbacks, codec=payload.codec, size=size)
+            header = link.header(fields, self._encoders.rollbacks, payload)
             link.push(header, epoch, payload, *([vector] if vector else []))
         self._end_interval()
         if vector is not None:
@@ -442,13 +441,13 @@ class Exchange:
         polls = {}
         for link in self._responsive():
             waited, link.has_waited = link.has_waited, False
-            if not waited and (again or link.state is not LinkState.FETCHED):
+            if not waited and (again or not link.fetched):
                 polls[link] = link.poll(newer=True)
         _wait_for(polls, one_by_one=self._mapped)
         _wait_for(self._fetch(self._links), one_by_one=self._mapped)
         self._bases.take_over(self._links)
         for link in self._links:
-            while link.version is None and link.state is not LinkState.FETCHED:
+            while link.version is None and not link.fetched:
                 link.poll(newer=True).result()
                 for call in self._fetch([link]).values():
                     call.result()
@@ -465,7 +464,7 @@ class Exchange:
         """
         needed_at = time.monotonic() + seconds
         for link in self._links:
-            if link.state is LinkState.IDLE and link.updates.max_unapplied > 1:
+            if link.idle and link.updates.max_unapplied > 1:
                 link.fetch(*self._bases.parts(link.part), needed_at=needed_at)
 
     def _fetch(self, links: Sequence[ShardLink]) -> dict[ShardLink, Future[Any]]:
@@ -492,15 +491,17 @@ class Exchange:
         ``fetched_bytes`` contains all snapshots, also those that a newer one replaced while they
         were read, and those of evaluations.
         """
-        counts = [link.counts() for link in self._links]
+        queues = [link.updates for link in self._links]
         version = self._links[0].version if self._links else None
-        summed = ("pushed_bytes", "pushed_again", "discarded", "denied")
         return {
             "version": version[0] if version else None,
-            "pushes": max((count["pushes"] for count in counts), default=0),
-            "unapplied": max((count["unapplied"] for count in counts), default=0),
+            "pushes": max((each.sent for each in queues), default=0),
+            "unapplied": max((each.unapplied for each in queues), default=0),
             "fetched_bytes": sum(node.bulk_received for node in self._nodes),
-            **{name: sum(count[name] for count in counts) for name in summed},
+            "pushed_bytes": sum(each.sent_bytes for each in queues),
+            "pushed_again": sum(each.sent_again for each in queues),
+            "discarded": self._count_discarded(),
+            "denied": sum(link.denied for link in self._links),
         }
 
     def _responsive(self) -> list[ShardLink]:

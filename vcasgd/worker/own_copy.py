@@ -26,7 +26,7 @@ from vcasgd.worker.base_vectors import BaseVectors
 from vcasgd.worker.interval import Base, encoded_counters
 from vcasgd.worker.own_part import Difference, OwnPart
 from vcasgd.worker.shard_encoders import ShardEncoders
-from vcasgd.worker.shard_link import LinkState, ShardLink
+from vcasgd.worker.shard_link import ShardLink
 from vcasgd.worker.vectors import Vector, await_device
 
 #: Seconds between two looks for a newer version of a shard that has no update of this worker under
@@ -113,10 +113,10 @@ class OwnCopy:
         for link, own in zip(self._links, self._parts, strict=True):
             if own.merging:
                 continue
-            if link.state is LinkState.FETCHED:
+            if link.fetched:
                 if link.updates.encoded:
                     self._merge(link)
-            elif link.state is LinkState.IDLE:
+            elif link.idle:
                 self._ask(link)
         self._end_turn()
 

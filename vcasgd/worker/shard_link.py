@@ -15,7 +15,6 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
-from enum import Enum, auto
 from queue import SimpleQueue
 from typing import Any, TypeVar
 
@@ -83,19 +82,6 @@ _T = TypeVar("_T")
 _Request = tuple[Callable[[], Any], Future[Any]]
 
 
-class LinkState(Enum):
-    """State of a link's requests."""
-
-    #: No request is under way.
-    IDLE = auto()
-    #: The last request has no answer yet.
-    WAITING = auto()
-    #: The same, and the caller has stopped waiting for it.
-    LATE = auto()
-    #: No request is under way, and :meth:`ShardLink.take` has a snapshot to return.
-    FETCHED = auto()
-
-
 class ShardLink:
     """Owned by the training thread, which must call :meth:`close`.
 
@@ -136,7 +122,7 @@ class ShardLink:
         #: True once the worker is about to leave, so that no update waits for another one.
         self._flushing = False
         #: Pushes in a row that failed, and all that the server refused.
-        self._failures = self._denied = 0
+        self._failures = self.denied = 0
         #: Since when the server refuses them, by :func:`time.monotonic`, and why.
         self._denial: tuple[float, StoreDenied] | None = None
 
@@ -180,16 +166,19 @@ class ShardLink:
         self._push_thread.join(timeout=CLOSE_SECONDS)
 
     @property
-    def state(self) -> LinkState:
-        """State of the requests."""
-        if not self._last.done():
-            return LinkState.LATE if self._late else LinkState.WAITING
-        return LinkState.IDLE if self._fetched is None else LinkState.FETCHED
+    def idle(self) -> bool:
+        """True if no request is under way, and there is no snapshot to :meth:`take`."""
+        return self._last.done() and self._fetched is None
+
+    @property
+    def fetched(self) -> bool:
+        """True if no request is under way, and there is a snapshot to :meth:`take`."""
+        return self._last.done() and self._fetched is not None
 
     @property
     def late(self) -> bool:
         """True if the caller stopped waiting for the last request, and it has no answer yet."""
-        return self.state is LinkState.LATE
+        return self._late and not self._last.done()
 
     def mark_late(self) -> None:
         """Record that the caller stopped waiting for the last request."""
@@ -198,14 +187,15 @@ class ShardLink:
     # -- push --------------------------------------------------------------------------------------
 
     def header(
-        self, fields: Mapping[str, Any], rollbacks: int, *, codec: str = "", size: int = 0
+        self, fields: Mapping[str, Any], rollbacks: int, payload: EncodedVector | None = None
     ) -> Header:
         """Return the header of an update that was trained from the base, after ``rollbacks``.
 
-        ``fields`` are the others, some of which only shard 0 has. The codec and the size follow if
-        the payload is made later.
+        ``fields`` are the others, some of which only shard 0 has. What describes the payload
+        follows if that is made later.
         """
         assert self.version is not None
+        codec, size = (payload.codec, len(payload)) if payload is not None else ("", 0)
         own = {"shard": self.part.shard, "base": self.version[0], "rollbacks": rollbacks,
                "codec": codec, "size": size}  # fmt: skip
         if self.part.shard:
@@ -219,12 +209,7 @@ class ShardLink:
         payload: Payload | Callable[[], EncodedVector],
         *vectors: Vector,
     ) -> None:
-        """Push an update in the background; its payload must not change afterwards.
-
-        The payload may be a function that makes it, which the push thread calls. The first of
-        ``vectors`` is the memory that the payload refers to, held until the update is applied; the
-        others are held until the payload is made.
-        """
+        """Push an update in the background; see :meth:`UpdateQueue.add`."""
         self.updates.add(header, epoch, payload, *vectors)
 
     def flush(self, seconds: float) -> bool:
@@ -241,18 +226,6 @@ class ShardLink:
         denial = self._denial
         if denial and time.monotonic() - denial[0] > DENIED_SECONDS:
             raise denial[1]
-
-    def counts(self) -> dict[str, int]:
-        """Return the counters of the heartbeat."""
-        updates = self.updates
-        return {
-            "pushes": updates.sent,
-            "pushed_bytes": updates.sent_bytes,
-            "pushed_again": updates.sent_again,
-            "discarded": updates.discarded,
-            "denied": self._denied,
-            "unapplied": updates.unapplied,
-        }
 
     @property
     def follows_steps(self) -> bool:
@@ -276,7 +249,7 @@ class ShardLink:
         def begin() -> int:
             return self._sender.begin(subtask, epoch, size, token)
 
-        if self.state is not LinkState.WAITING:
+        if self._last.done() or self._late:
             return self._request(begin)
         # A large snapshot may be under way.
         answer: Future[int | None] = Future()
@@ -343,14 +316,16 @@ class ShardLink:
 
     def _own_newer(self) -> tuple[Meta, int] | None:
         """Return what :meth:`adopt` would take, with its number of updates."""
-        newer = self._newer.meta if self._newer is not None else None
-        own = self.updates.settled - self.settled
-        return (newer, own) if newer is not None and self._has_only_own(newer, own) else None
+        meta = self._newer.meta if self._newer is not None else None
+        if meta is None or meta.stepped or meta.rollbacks != self.rollbacks:
+            return None
+        own, (version, token) = self.updates.settled - self.settled, self.version or NO_VERSION
+        return (meta, own) if (meta.version, meta.token) == (version + own, token) else None
 
     def take(self) -> Meta:
         """Return the description of the fetched snapshot, once; the caller takes its vector."""
-        assert self.state is LinkState.FETCHED
         assert self._fetched is not None
+        assert self._last.done()
         meta, self._fetched = self._fetched, None
         self.version, self.settled = (meta.version, meta.token), self._fetched_settled
         self.rollbacks, self.restorations = meta.rollbacks, meta.restorations
@@ -433,15 +408,6 @@ class ShardLink:
             COMMIT_WAIT_SECONDS, self._seen, _asked(pushed), self._newest_here, self._chunk
         )
         return self._on_status(pushed, status)
-
-    def _has_only_own(self, meta: Meta, own: int) -> bool:
-        """Return True if a snapshot is the newest one here with as many ``own`` updates."""
-        version, token = self.version or NO_VERSION
-        return (
-            (meta.version, meta.token) == (version + own, token)
-            and meta.rollbacks == self.rollbacks
-            and not meta.stepped
-        )
 
     def _fetch_in_time(self, out: Floats, base: Floats, needed_at: float) -> None:
         wait = needed_at - FETCH_MARGIN * self._fetch_seconds - time.monotonic()
@@ -543,7 +509,7 @@ class ShardLink:
         if not isinstance(error, StoreDenied):
             self._denial = None
         else:
-            self._denied += 1
+            self.denied += 1
             if self._denial is None:
                 log.warning("the store node refuses pushes, which are retried: %s", error)
                 self._denial = time.monotonic(), error
