@@ -36,7 +36,6 @@ from vcasgd.store.tensors.snapshot_index import nodes_of
 from vcasgd.worker.base_vectors import BaseVectors
 from vcasgd.worker.interval import Base, continued, encoded_counters, with_counters
 from vcasgd.worker.own_copy import OwnCopy
-from vcasgd.worker.shard_encoders import ShardEncoders
 from vcasgd.worker.shard_link import ShardLink
 from vcasgd.worker.update_queue import MAX_UNAPPLIED, Settled
 from vcasgd.worker.vectors import Vector, VectorPool
@@ -77,7 +76,9 @@ class Exchange:
         #: Number of store nodes of the job, and the node of each shard.
         self.store_nodes = 1
         self._node_of: tuple[RedisClient, ...] = ()
-        self._encoders = ShardEncoders(())
+        #: Those of each shard, and the rollbacks before the model that updates are made of.
+        self._encoders: list[Encoder] = []
+        self._rollbacks = 0
         #: Memory of vectors on the CPU.
         self._pool, self._layout = VectorPool(0), Layout(())
         self._device, self._mapped = torch.device("cpu"), False
@@ -121,9 +122,7 @@ class Exchange:
         self._pool = VectorPool(cut.floats, mapped=mapped)
         self._mapped, self._device = mapped, torch.device(device)
         self._bases, self._layout = BaseVectors(self._pool, cut.shards), layout
-        self._encoders = ShardEncoders(
-            [Encoder(update, layout, part, mapped=mapped) for part in cut.parts]
-        )
+        self._encoders = [Encoder(update, layout, part, mapped=mapped) for part in cut.parts]
         most = MAPPED_SHARDS if mapped else 2 * cut.shards
         vector_slots = {node: threading.Semaphore(most) for node in self._node_of}
         self._links = tuple(
@@ -213,8 +212,8 @@ class Exchange:
         fields = {**fields, "integers": encoded_counters(counters)}
         vector = self._lent.hold() if self._lent else None
         for shard in shards:
-            link, payload = self._links[shard], self._encoders.encode(shard, update, last=last)
-            header = link.header(fields, self._encoders.rollbacks, payload)
+            link, payload = self._links[shard], self._encoders[shard].encode(update, last=last)
+            header = link.header(fields, self._rollbacks, payload)
             link.push(header, epoch, payload, *([vector] if vector else []))
         self._end_interval()
         if vector is not None:
@@ -223,8 +222,13 @@ class Exchange:
             vector.release()
 
     def has_residual(self, shards: Collection[int]) -> bool:
-        """Return True if an encoding keeps back a part of the updates of one of the shards."""
-        return self._encoders.have_residual([self._links[shard] for shard in shards])
+        """Return True if an encoding keeps back a part of the updates of one of the shards, or
+        will."""
+        encoders = [(self._links[shard], self._encoders[shard]) for shard in shards]
+        return any(
+            encoder.has_residual or not (encoder.is_exact or link.updates.encoded)
+            for link, encoder in encoders
+        )
 
     def settle(self) -> Settled:
         """Ask what became of the updates; return the outcomes since the last call.
@@ -370,10 +374,11 @@ class Exchange:
         base, own = self.base, self._own
         if self.copy is not None:
             return self._continue_copy(self.copy, base, loaded=loaded)
-        if base.rollbacks != self._encoders.rollbacks:
+        if base.rollbacks != self._rollbacks:
             # Nothing of the training that went back is kept.
-            self._encoders.follow_rollback(base.rollbacks)
-            own = None
+            self._rollbacks, own = base.rollbacks, None
+            for encoder in self._encoders:
+                encoder.follow_rollback(base.rollbacks)
         if own is not None:
             lacking = [self._links[shard] for shard in own.shards]
             parts = [link.part for link in lacking if link.lacks_last]

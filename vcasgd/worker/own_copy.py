@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from vcasgd.learning.encodings.encoder import Encoder
 from vcasgd.learning.encodings.payload import EncodedVector
 from vcasgd.learning.layout import Layout
 from vcasgd.learning.shards import ShardRange
@@ -25,7 +26,6 @@ from vcasgd.learning.vector import Floats, copy_floats, counted, within
 from vcasgd.worker.base_vectors import BaseVectors
 from vcasgd.worker.interval import Base, encoded_counters
 from vcasgd.worker.own_part import Difference, OwnPart
-from vcasgd.worker.shard_encoders import ShardEncoders
 from vcasgd.worker.shard_link import ShardLink
 from vcasgd.worker.vectors import Vector, await_device
 
@@ -50,7 +50,7 @@ class OwnCopy:
         base: Base,
         links: Sequence[ShardLink],
         bases: BaseVectors,
-        encoders: ShardEncoders,
+        encoders: Sequence[Encoder],
         layout: Layout,
         device: torch.device,
         *,
@@ -229,8 +229,7 @@ class OwnCopy:
 
     def _encode(self, link: ShardLink, difference: Difference, *, last: bool) -> EncodedVector:
         vector = link.with_vector_slot(difference.compute)
-        shard, rollbacks = link.part.shard, self._rollbacks
-        return self._encoders.encode_part(shard, vector, rollbacks=rollbacks, last=last)
+        return self._encoders[link.part.shard].encode_part(vector, self._rollbacks, last=last)
 
     def _end_turn(self) -> None:
         turn = self._turn

@@ -5,6 +5,7 @@ Formats follow from the job and the model, so no header has to be trusted.
 
 from __future__ import annotations
 
+import threading
 from dataclasses import replace
 from typing import Literal
 
@@ -76,7 +77,7 @@ def step_format(update: Update, layout: Layout, part: ShardRange) -> StepFormat 
 
 
 class Encoder:
-    """Encodes one worker's updates of one shard.
+    """Encodes one worker's updates of one shard. Thread-safe.
 
     Encode each update once: the residual of its encoding becomes part of the next one.
     """
@@ -90,11 +91,14 @@ class Encoder:
         self._rows = RowsFormat(part.floats, tables) if update.codec == ROWS else None
         blocks = BlockFormat(codec_of(update), part.floats, part.parameters)
         self._blocks, self._wire = blocks, as_sent(blocks)
-        self.reset()
+        self._lock = threading.Lock()
+        self.follow_rollback(0)
 
-    def reset(self) -> None:
-        """Forget the residual."""
-        self._feedback = ErrorFeedback(self._blocks, mapped=self._mapped)
+    def follow_rollback(self, rollbacks: int) -> None:
+        """Forget the residual, because the model went back; ``rollbacks`` are those so far."""
+        with self._lock:
+            self._rollbacks = rollbacks
+            self._feedback = ErrorFeedback(self._blocks, mapped=self._mapped)
 
     @property
     def is_exact(self) -> bool:
@@ -112,10 +116,19 @@ class Encoder:
         The ``last`` update also carries the whole residual.
         """
         own = within(vector, self._part.start, self._part.stop)
-        return self.encode_part(own, last=last)
+        return self.encode_part(own, self._rollbacks, last=last)
 
-    def encode_part(self, own: Floats, *, last: bool) -> EncodedVector:
-        """Do what :meth:`encode` does with the shard's part alone, float32 ``[floats]``."""
+    def encode_part(self, own: Floats, rollbacks: int, *, last: bool) -> EncodedVector:
+        """Do what :meth:`encode` does with the shard's part alone, float32 ``[floats]``, of a model
+        after ``rollbacks``."""
+        with self._lock:
+            encoded = self._encoded(own, last=last)
+            if rollbacks != self._rollbacks:
+                # What it has kept back is of a model that diverged.
+                self._feedback = ErrorFeedback(self._blocks, mapped=self._mapped)
+        return encoded
+
+    def _encoded(self, own: Floats, *, last: bool) -> EncodedVector:
         if self._rows is not None:
             return self._rows.encode(own[:])
         if last:
