@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import dataclass, field
 
 from vcasgd.learning.evaluation import EvaluationPoints
 from vcasgd.parameter_server.blend import ModelState
@@ -15,6 +16,7 @@ from vcasgd.store.tensors.snapshot_store import REMOVED_CHUNKS, SnapshotStore
 EXACT_SECONDS = 1.0
 
 
+@dataclass
 class Publisher:
     """Publisher of one shard under one fencing token.
 
@@ -22,22 +24,19 @@ class Publisher:
     reading it, so its chunks are deleted one publication later.
     """
 
-    def __init__(
-        self, points: EvaluationPoints, snapshots: SnapshotStore, reports: Reports, token: int
-    ) -> None:
-        self._points = points
-        self._snapshots = snapshots
-        self._reports = reports
-        self._token = token
-        self._exact_at = float("-inf")
-        self._pinned: dict[str, Meta] = {}
-        self._previous: Meta | None = None
-        #: Versions that this process has published.
-        self.publications = 0
+    points: EvaluationPoints
+    snapshots: SnapshotStore
+    reports: Reports
+    token: int
+    _exact_at: float = field(default=float("-inf"), init=False)
+    _pinned: dict[str, Meta] = field(default_factory=dict, init=False)
+    _previous: Meta | None = field(default=None, init=False)
+    #: Versions that this process has published.
+    publications: int = field(default=0, init=False)
 
     def load_pins(self) -> list[Meta]:
         """Read the pinned versions from the tensors server, and return them."""
-        self._pinned = {name: pin.meta for name, pin in self._snapshots.pins().items()}
+        self._pinned = {name: pin.meta for name, pin in self.snapshots.pins().items()}
         self._previous = None
         return list(self._pinned.values())
 
@@ -56,11 +55,11 @@ class Publisher:
             # Decided once, so that a repeated publication stays the same.
             model.batch.exact = model.batch.point is not None or self.exact_is_due
             model.end_batch()
-        meta, changed = model.next_meta(self._token), model.batch.applied > 0
+        meta, changed = model.next_meta(self.token), model.batch.applied > 0
         name, point = None, model.batch.point
         if point is not None and len(self._pinned) < MAX_PINS:
-            name = self._points.pin(point)
-        elif point != self._points.last:
+            name = self.points.pin(point)
+        elif point != self.points.last:
             # Evaluations don't keep up, so this one is left out.
             point = None
         if not committed:
@@ -71,7 +70,7 @@ class Publisher:
             self._pinned[name] = meta
         if changed:
             self._previous = model.meta
-        self._reports.published(model.batch.done, point)
+        self.reports.published(model.batch.done, point)
         self.publications += changed
         model.published(meta)
 
@@ -83,8 +82,8 @@ class Publisher:
     def complete(self, model: ModelState) -> None:
         """Add the low halves to the present version if they are missing."""
         if not model.meta.exact:
-            meta = self._snapshots.complete(model.meta, model.weights)
-            self._snapshots.commit(self._token, meta, Change(base=meta.version))
+            meta = self.snapshots.complete(model.meta, model.weights)
+            self.snapshots.commit(self.token, meta, Change(base=meta.version))
             model.meta, self._exact_at = meta, time.monotonic()
 
     def _commit(self, model: ModelState, meta: Meta, pin: str | None) -> None:
@@ -95,14 +94,14 @@ class Publisher:
             unused = self._unused_chunks(model.meta)
             # A smaller version needs little room, and would cost one more exchange.
             large = len(unused) > REMOVED_CHUNKS
-            self._snapshots.write(
+            self.snapshots.write(
                 *(meta, model.weights, model.state, followed, batch.step),
                 base=model.meta.version,
                 instead_of=unused if large else (),
             )
-            listed = set(self._snapshots.step_keys(meta))
+            listed = set(self.snapshots.step_keys(meta))
             unused = [] if large else unused
-            unused += [key for key in self._snapshots.step_keys(model.meta) if key not in listed]
+            unused += [key for key in self.snapshots.step_keys(model.meta) if key not in listed]
         change = Change(
             base=model.meta.version,
             fields=model.changed_fields(meta),
@@ -116,13 +115,13 @@ class Publisher:
             pinned=pin_text(Snapshot(meta, model.stored_record())) if pin else "",
         )
         # Refused updates change the totals, so the description is always written.
-        self._snapshots.commit(self._token, meta, change, [*batch.payloads, *unused])
+        self.snapshots.commit(self.token, meta, change, [*batch.payloads, *unused])
 
     def _unused_chunks(self, present: Meta) -> list[str]:
         """Return the keys of the version before ``present``, unless it is still in use."""
         if self._previous is None or self._is_used(self._previous, present):
             return []
-        return self._snapshots.chunk_keys(self._previous)
+        return self.snapshots.chunk_keys(self._previous)
 
     # -- pins ----------------------------------------------------------------------------------
 
@@ -133,7 +132,7 @@ class Publisher:
         if names := view.pin_requests[: MAX_PINS - len(self._pinned)]:
             # A name that is in use keeps its version.
             snapshot = Snapshot(model.meta, model.stored_record())
-            self._snapshots.pin(self._token, names, snapshot)
+            self.snapshots.pin(self.token, names, snapshot)
             self._pinned = dict.fromkeys(names, model.meta) | self._pinned
 
     def _unpin(self, name: str, present: Meta) -> None:
@@ -141,7 +140,7 @@ class Publisher:
         # The next publication deletes the previous version.
         kept = present, self._previous or present
         if not self._is_used(meta, *kept, apart_from=name):
-            self._snapshots.remove([meta])
+            self.snapshots.remove([meta])
         del self._pinned[name]
 
     def _is_used(self, meta: Meta, *present: Meta, apart_from: str = "") -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 import traceback
 from collections import Counter
+from dataclasses import dataclass, field
 
 from vcasgd.errors import Cause, InvalidUpdate, fault_of
 from vcasgd.parameter_server.blend import MAX_UPDATES, ModelState
@@ -25,38 +26,30 @@ UPDATE_ATTEMPTS = 3
 POISON = "poison"
 
 
+@dataclass
 class Collector:
     """Collector of one shard's updates. ``secret`` derives the keys of workers, if they have any.
 
     Methods raise as :meth:`~vcasgd.parameter_server.shard.Shard.turn` does.
     """
 
-    def __init__(
-        self,
-        keys: TensorKeys,
-        secret: str | None,
-        snapshots: SnapshotStore,
-        reader: UpdateReader,
-        reports: Reports,
-        verification: ServerVerification,
-    ) -> None:
-        self._keys = keys
-        self._secret = secret
-        self._snapshots = snapshots
-        self._reader = reader
-        self._reports = reports
-        self._verification = verification
-        #: How often updates failed for no known reason, by their entries in the stream.
-        self._attempts: Counter[str] = Counter()
-        #: The last of these failures, and its traceback.
-        self._failure = ("", "")
+    keys: TensorKeys
+    secret: str | None
+    snapshots: SnapshotStore
+    reader: UpdateReader
+    reports: Reports
+    verification: ServerVerification
+    #: How often updates failed for no known reason, by their entries in the stream.
+    _attempts: Counter[str] = field(default_factory=Counter, init=False)
+    #: The last of these failures, and its traceback.
+    _failure: tuple[str, str] = field(default=("", ""), init=False)
 
     def collect(self, model: ModelState, arrivals: Arrivals | None) -> int:
         """Blend new updates until the batch is full; return the number of processed ones."""
         processed, last_read = 0, model.batch.last_read
         # A publication or rollback since then has moved the cursor.
         if arrivals is None or arrivals.after != last_read:
-            arrivals = Arrivals(last_read, self._reader.read(MAX_UPDATES, last_read))
+            arrivals = Arrivals(last_read, self.reader.read(MAX_UPDATES, last_read))
         for entry in arrivals.entries:
             if model.full:
                 break
@@ -81,25 +74,25 @@ class Collector:
             if model.belongs_to_next(header):
                 model.batch.last_read = entry.id
                 return False
-            keys = payload_keys(self._keys, header, model.payload_size)
+            keys = payload_keys(self.keys, header, model.payload_size)
             if self._attempts[entry.id] >= UPDATE_ATTEMPTS:
                 raise self._poison(entry, header)
             model.check(header)
             at = 0
-            for chunk in self._reader.receive(header, model.payload(header)):
+            for chunk in self.reader.receive(header, model.payload(header)):
                 model.inspect(header, chunk, at)
                 at += chunk.nbytes
-            self._verification.check(header, model)
+            self.verification.check(header, model)
             version = model.meta.version
             model.blend(entry.id, header, keys)
             model.members.arrive(header, time.monotonic())
         except InvalidUpdate as error:
             if error.reason == "missing":
                 # Raises SnapshotMissing if the server came back empty; the worker is innocent.
-                self._snapshots.version()
+                self.snapshots.version()
             model.refuse(entry.id, header, error.reason, keys)
             model.batch.last_read = entry.id
-            self._reports.rejected(header, error)
+            self.reports.rejected(header, error)
         except Exception as error:
             if fault_of(error) is Cause.WORK:
                 self._attempts[entry.id] += 1
@@ -108,8 +101,8 @@ class Collector:
         else:
             # At once: an error below must not have the entry processed again.
             model.batch.last_read = entry.id
-            self._reports.applied(header.worker)
-            self._verification.applied(header, version)
+            self.reports.applied(header.worker)
+            self.verification.applied(header, version)
         return True
 
     def _poison(self, entry: StreamEntry, header: Header) -> InvalidUpdate:
@@ -122,11 +115,11 @@ class Collector:
         if self._attempts[entry.id] == UPDATE_ATTEMPTS:
             self._attempts[entry.id] += 1
             piece = f"{WorkKind.TRAIN}:{header.subtask}"
-            self._reports.failed(Failure(header.worker, piece, text, trace, Cause.WORK))
+            self.reports.failed(Failure(header.worker, piece, text, trace, Cause.WORK))
         return InvalidUpdate(text, reason=POISON)
 
     def _check_author(self, header: Header) -> None:
         """Check the signature, if workers have keys. Raises :class:`InvalidUpdate`."""
-        if self._secret is not None:
-            key = worker_key(self._secret, self._keys.job, header.worker)
-            header.check_signature(key, self._keys)
+        if self.secret is not None:
+            key = worker_key(self.secret, self.keys.job, header.worker)
+            header.check_signature(key, self.keys)

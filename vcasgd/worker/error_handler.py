@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+from dataclasses import dataclass, field
 
 from vcasgd.errors import (
     Cause,
@@ -31,27 +32,20 @@ log = logging.getLogger(__name__)
 FAILURE_SECONDS = (0.5, 30.0)
 
 
+@dataclass
 class ErrorHandler:
     """Keeps, returns or drops the current lease after an error, and gives up after too many."""
 
-    def __init__(
-        self,
-        context: WorkerContext,
-        exchange: Exchange,
-        book: LeaseBook,
-        departure: Departure,
-        status: WorkerStatus,
-    ) -> None:
-        self._context = context
-        self._exchange = exchange
-        self._book = book
-        self._departure = departure
-        self._status = status
-        #: Start of the time in which a server refused this worker and nothing else went wrong.
-        self._denied_at: float | None = None
-        #: Failures of the user's code in a row.
-        self._failures = 0
-        self._samples_at_failure = 0
+    context: WorkerContext
+    exchange: Exchange
+    book: LeaseBook
+    departure: Departure
+    status: WorkerStatus
+    #: Start of the time in which a server refused this worker and nothing else went wrong.
+    _denied_at: float | None = field(default=None, init=False)
+    #: Failures of the user's code in a row.
+    _failures: int = field(default=0, init=False)
+    _samples_at_failure: int = field(default=0, init=False)
 
     def on_success(self) -> None:
         """Record that no server refuses this worker."""
@@ -76,15 +70,15 @@ class ErrorHandler:
     def _on_outage(self, error: VcasgdError, last_answer: float) -> None:
         """Resume the current work later; leave if the ledger is unavailable for too long."""
         log.debug("%s", error)
-        patience = self._context.settings.patience_seconds
+        patience = self.context.settings.patience_seconds
         silent = time.monotonic() - last_answer
         if silent > patience:
-            self._departure.leave(f"the ledger did not answer for {silent:.0f} s: {error}")
+            self.departure.leave(f"the ledger did not answer for {silent:.0f} s: {error}")
         self._check_denial(error, patience)
-        if (lease := self._book.working) is not None:
-            self._book.postpone(lease)
-        self._status.note_progress()
-        self._departure.wait()
+        if (lease := self.book.working) is not None:
+            self.book.postpone(lease)
+        self.status.note_progress()
+        self.departure.wait()
 
     def _check_denial(self, error: VcasgdError, patience: float) -> None:
         """Leave if the servers refuse this worker for too long.
@@ -98,7 +92,7 @@ class ErrorHandler:
             self._denied_at = time.monotonic()
         elif time.monotonic() - self._denied_at > patience:
             log.error("%s", error)
-            self._departure.leave(str(error))
+            self.departure.leave(str(error))
 
     # -- the job or this machine fails -------------------------------------------------------------
 
@@ -111,17 +105,17 @@ class ErrorHandler:
             log.error("%s\n%s", error, traceback)
         self._report(error, traceback)
         self._drop_current()
-        if self._status.samples > self._samples_at_failure:
+        if self.status.samples > self._samples_at_failure:
             self._failures = 0
         first, most = FAILURE_SECONDS
-        self._status.note_progress()
-        self._departure.wait(min(first * 2**self._failures, most))
+        self.status.note_progress()
+        self.departure.wait(min(first * 2**self._failures, most))
         self._failures += 1
-        self._samples_at_failure = self._status.samples
+        self._samples_at_failure = self.status.samples
 
     def _report(self, error: VcasgdError, traceback: str) -> None:
         """Report the failure to the controller, which decides whether the job fails."""
-        context, lease = self._context, self._book.working
+        context, lease = self.context, self.book.working
         failure = Failure(
             worker=context.name,
             piece=lease.piece if lease else PREPARE,
@@ -130,13 +124,13 @@ class ErrorHandler:
             fault=fault_of(error),
             diverged=isinstance(error, NonFiniteLoss),
             ended=isinstance(error, LoopEnded),
-            rollbacks=self._exchange.rollbacks,
+            rollbacks=self.exchange.rollbacks,
         )
         try:
             patiently(
                 lambda: context.jobs.report_failure(context.job, failure),
                 context.settings.patience_seconds,
-                give_up=self._departure.leave_if_due,
+                give_up=self.departure.leave_if_due,
             )
             if lease is not None:
                 context.leases.release(lease)
@@ -144,9 +138,9 @@ class ErrorHandler:
             log.warning("could not report a failure: %s", outage)
 
     def _drop_current(self) -> None:
-        lease = self._book.working
+        lease = self.book.working
         if lease is None:
             return
-        self._book.drop(lease)
+        self.book.drop(lease)
         if lease.kind is WorkKind.TRAIN:
-            self._exchange.forget(lease.number)
+            self.exchange.forget(lease.number)

@@ -11,7 +11,7 @@ import os
 import time
 from collections import deque
 from collections.abc import Collection
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from statistics import median
 from typing import Any
 
@@ -128,35 +128,27 @@ class _Work:
         self.reached, self.lacking = None, [_Sums()] * len(self.positions)
 
 
+@dataclass
 class Trainer:
     """Raises :class:`~vcasgd.errors.SnapshotMissing` while there is no model,
     :class:`~vcasgd.errors.StoreUnavailable` while a server is unavailable,
     :class:`~vcasgd.errors.Fenced` if the lease was lost, and
     :class:`~vcasgd.worker.leases.WorkInterrupted`; errors of the user's code pass through."""
 
-    def __init__(
-        self,
-        name: str,
-        exchange: Exchange,
-        book: LeaseBook,
-        departure: Departure,
-        status: WorkerStatus,
-        tuned: TunedSettings,
-        moments: MomentsExchange,
-        verification: WorkerVerification,
-    ) -> None:
-        self._name = name
-        self._exchange = exchange
-        self._book = book
-        self._departure = departure
-        self._status = status
-        self._tuned = tuned
-        self._moments = moments
-        self._verification = verification
-        self._pushes = 0
-        #: Measured in the last interval; None before the first one.
-        self._seconds_per_sample: float | None = None
-        self._seconds_per_step: deque[float] = deque(maxlen=SPEED_INTERVALS)
+    name: str
+    exchange: Exchange
+    book: LeaseBook
+    departure: Departure
+    status: WorkerStatus
+    tuned: TunedSettings
+    moments: MomentsExchange
+    verification: WorkerVerification
+    _pushes: int = field(default=0, init=False)
+    #: Measured in the last interval; None before the first one.
+    _seconds_per_sample: float | None = field(default=None, init=False)
+    _seconds_per_step: deque[float] = field(
+        default_factory=lambda: deque(maxlen=SPEED_INTERVALS), init=False
+    )
 
     def train(self, lease: Lease, learner: Learner) -> None:
         """Train a subtask from each shard's position to its end.
@@ -165,63 +157,63 @@ class Trainer:
         """
         subtask, plan = lease.number, learner.plan
         epoch, size = plan.epoch_of(subtask), plan.size(subtask)
-        if self._exchange.unpushed:
+        if self.exchange.unpushed:
             # Of a subtask that was interrupted.
-            self._exchange.drop_copy()
-        positions = self._exchange.begin(subtask, epoch, size, lease.token)
+            self.exchange.drop_copy()
+        positions = self.exchange.begin(subtask, epoch, size, lease.token)
         work = _Work(lease, learner, epoch, size, positions, [_Sums()] * len(positions))
         self._watch_complete(work, positions)
         if len(positions) > 1:
             # An interval can be verified only if one server gets all of its update.
-            self._verification = WorkerVerification()
-        self._status.doing = f"training subtask {subtask}"
+            self.verification = WorkerVerification()
+        self.status.doing = f"training subtask {subtask}"
         if min(positions) < work.size:
             learner.start_subtask()
-        while (interval := work.next_interval(self._tuned.share)) is not None:
+        while (interval := work.next_interval(self.tuned.share)) is not None:
             self._prepare_interval(work, interval)
-            if self._exchange.copy is None:
+            if self.exchange.copy is None:
                 work.give_up_copy()
             if learner.member is not None:
                 self._prepare_member(work, learner.member)
             # The local batch may have changed.
-            self._train_interval(work, work.next_interval(self._tuned.share) or interval)
+            self._train_interval(work, work.next_interval(self.tuned.share) or interval)
             if learner.member is not None:
-                self._moments.share(learner.member, self._exchange.rollbacks)
+                self.moments.share(learner.member, self.exchange.rollbacks)
 
     def _prepare_member(self, work: _Work, member: Member) -> None:
         """Adapt to the last round."""
         member.shards = len(work.positions)
-        if self._exchange.copy is None:
-            member.measure_exchange(self._exchange.settled, time.monotonic())
-        member.follow(self._exchange.base)
-        self._moments.open(self._exchange.store_nodes)
-        if self._verification.overlaps:
-            self._exchange.limit_unapplied(work.learner.max_unapplied)
-        if self._verification.adopts:
-            self._moments.adopt(member, self._exchange.rollbacks)
+        if self.exchange.copy is None:
+            member.measure_exchange(self.exchange.settled, time.monotonic())
+        member.follow(self.exchange.base)
+        self.moments.open(self.exchange.store_nodes)
+        if self.verification.overlaps:
+            self.exchange.limit_unapplied(work.learner.max_unapplied)
+        if self.verification.adopts:
+            self.moments.adopt(member, self.exchange.rollbacks)
 
     def settle(self) -> None:
         """Find out what became of the pushed updates, and drop the leases that are done; see
         `Exchange.settle`."""
         # Waiting for the parameter server is no standstill of the user's code.
-        self._status.note_progress()
-        self._apply(self._exchange.settle())
+        self.status.note_progress()
+        self._apply(self.exchange.settle())
 
     def may_continue(self, lease: Lease) -> bool:
         """Return True while the lease is held and the worker doesn't have to leave."""
-        return self._book.state(lease) is not None and not self._departure.leave_if_due()
+        return self.book.state(lease) is not None and not self.departure.leave_if_due()
 
     def _watch_complete(self, work: _Work, positions: list[int]) -> None:
         """Keep the lease until the shards that have the whole subtask have applied it."""
         for shard, position in enumerate(positions):
             if position >= work.size:
-                self._exchange[shard].updates.watch(work.lease.number, work.epoch, work.size)
+                self.exchange[shard].updates.watch(work.lease.number, work.epoch, work.size)
 
     def _apply(self, settled: Settled) -> None:
         for subtask, reason in settled.rejected:
             log.warning("an update of subtask %d was rejected: %s", subtask, reason)
-            self._verification.rejected(reason)
-        self._book.settle(settled.rework, self._exchange.subtasks())
+            self.verification.rejected(reason)
+        self.book.settle(settled.rework, self.exchange.subtasks())
 
     # -- before an interval ------------------------------------------------------------------------
 
@@ -231,65 +223,65 @@ class Trainer:
         Raises :class:`WorkInterrupted` and :class:`Fenced` if the lease must not be worked on.
         """
         waited = self._wait_for_room(work.lease, interval)
-        self._status.note_progress()
-        if not self._exchange.unpushed:
+        self.status.note_progress()
+        if not self.exchange.unpushed:
             # It may need the model for something else.
-            waited = self._verification.serve(work.learner) or waited
+            waited = self.verification.serve(work.learner) or waited
         # Without an interval, a fetch would take memory for nothing.
         self._check_lease(work.lease, interval)
         if not self._continue_copy(work, interval):
             # What was fetched before a wait is too old.
-            self._apply(self._exchange.refresh(again=waited))
+            self._apply(self.exchange.refresh(again=waited))
         self._check_lease(work.lease, interval)
 
     def _continue_copy(self, work: _Work, interval: PushInterval) -> bool:
         """Return True if the interval continues from this worker's own copy."""
-        if self._exchange.copy is None:
+        if self.exchange.copy is None:
             return False
         # What it has more is pushed first.
-        if not self._keeps_copy(work, interval) and not self._exchange.unpushed:
+        if not self._keeps_copy(work, interval) and not self.exchange.unpushed:
             return False
-        self._apply(self._exchange.settle_beside())
-        return self._exchange.copy is not None and not self._exchange.went_back
+        self._apply(self.exchange.settle_beside())
+        return self.exchange.copy is not None and not self.exchange.went_back
 
     def _keeps_copy(self, work: _Work, interval: PushInterval) -> bool:
-        member, shards = work.learner.member, self._exchange.shards
+        member, shards = work.learner.member, self.exchange.shards
         return (
             member is not None
             and member.keeps_copy
-            and self._verification.overlaps
+            and self.verification.overlaps
             and len(interval.shards) == shards
         )
 
     def _wait_for_room(self, lease: Lease, interval: PushInterval) -> bool:
         """Wait until no shard of the interval is full; return True if any was."""
         waited = False
-        for settled in self._exchange.wait_for_room(interval.shards):
+        for settled in self.exchange.wait_for_room(interval.shards):
             waited = True
-            self._status.note_progress()
+            self.status.note_progress()
             self._apply(settled)
             if not self.may_continue(lease):
                 break
         return waited
 
     def _check_lease(self, lease: Lease, interval: PushInterval) -> None:
-        match self._book.state(lease):
+        match self.book.state(lease):
             case LeaseState.POSTPONED:
                 # A part was rejected or lost, so the positions have to be read again.
                 raise WorkInterrupted
             case None:
                 raise Fenced(f"the lease of subtask {lease.number} was lost")
         # With a residual, one more local step, to push what encodings have kept back.
-        lacking = self._exchange.unpushed or self._exchange.has_residual(interval.shards)
-        if self._departure.leave_if_due() and not lacking:
+        lacking = self.exchange.unpushed or self.exchange.has_residual(interval.shards)
+        if self.departure.leave_if_due() and not lacking:
             raise WorkInterrupted
 
     # -- an interval -------------------------------------------------------------------------------
 
     def _train_interval(self, work: _Work, interval: PushInterval) -> None:
         """Train and push one interval."""
-        status, member, started = self._status, work.learner.member, time.monotonic()
-        exchange = self._exchange
+        status, member, started = self.status, work.learner.member, time.monotonic()
+        exchange = self.exchange
         status.unpushed_since = steady_time()
         keeps_copy = exchange.copy is not None or self._keeps_copy(work, interval)
         base = exchange.start_interval(keep_copy=keeps_copy, loaded=work.learner.is_loaded)
@@ -310,14 +302,14 @@ class Trainer:
             done, seconds = status.steps - steps_before, time.monotonic() - started
             return is_late(base.round, planned, done, seconds)
 
-        self._verification.begin(work.learner, base)
+        self.verification.begin(work.learner, base)
         trained = work.learner.train(
             base,
             work.lease.number,
             interval.start,
             interval.stop,
             after_step=after_step,
-            asynchrony=self._tuned.asynchrony,
+            asynchrony=self.tuned.asynchrony,
             memory=exchange.lend,
             reads=not keeps_copy,
         )
@@ -332,12 +324,12 @@ class Trainer:
         else:
             self._push(work, interval, trained, base.integers)
             if member is not None:
-                member.end(self._exchange[0].updates.added, ended)
+                member.end(self.exchange[0].updates.added, ended)
         status.unpushed_since = None
 
     def _follow(self, learner: Learner) -> None:
         """Move the worker's own copy, if it keeps one, to what was found beside the training."""
-        copy, member = self._exchange.copy, learner.member
+        copy, member = self.exchange.copy, learner.member
         if copy is None:
             return
         self._shift(learner, copy)
@@ -365,7 +357,7 @@ class Trainer:
         return copy.next_turn(member.shards_of_turn)
 
     def _measure(self, work: _Work, samples: int, trained: Trained, seconds: float) -> None:
-        status = self._status
+        status = self.status
         self._seconds_per_sample = seconds / max(samples, 1)
         self._seconds_per_step.append(seconds / max(trained.steps, 1))
         status.samples += samples
@@ -383,7 +375,7 @@ class Trainer:
             "start": interval.start,
             **asdict(_Sums().plus(trained)),
         }
-        self._exchange.push(
+        self.exchange.push(
             *(fields, work.epoch, trained.update, interval.shards),
             counters=counted(work.learner.layout, before, trained.integers),
             last=self._is_last(work, trained),
@@ -431,16 +423,16 @@ class Trainer:
 
     def _is_last(self, work: _Work, trained: Trained) -> bool:
         ends = work.learner.is_last(work.lease.number, trained.stop)
-        return ends or self._departure.leave_if_due()
+        return ends or self.departure.leave_if_due()
 
     def _fields(self, work: _Work, interval: PushInterval, trained: Trained) -> dict[str, Any]:
         """Return what the headers of an update have in common for all shards."""
         self._pushes += 1
         member = work.learner.member
-        name = f"{self._name}.{os.getpid()}.{self._pushes}"
+        name = f"{self.name}.{os.getpid()}.{self._pushes}"
         return {
             "update": name,
-            "worker": self._name,
+            "worker": self.name,
             "subtask": work.lease.number,
             "stop": trained.stop,
             "token": work.lease.token,
@@ -448,7 +440,7 @@ class Trainer:
             "batch": member.batch if member else 0.0,
             "step_seconds": member.step_seconds if member else 0.0,
             "exchange_seconds": member.exchange_seconds if member else 0.0,
-            "claims": self._verification.end(work.learner, name, interval.stop),
+            "claims": self.verification.end(work.learner, name, interval.stop),
         }
 
 
