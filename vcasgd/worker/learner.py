@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from functools import cached_property, partial
 from itertools import accumulate
 
@@ -42,7 +42,7 @@ from vcasgd.learning.tuning import Momenta, local_steps
 from vcasgd.learning.vector import Floats, is_sound
 from vcasgd.spec.job import JobSpec
 from vcasgd.spec.problems import did_you_mean
-from vcasgd.spec.sections import EMA_PREFIX, Tuning
+from vcasgd.spec.sections import EMA_PREFIX
 from vcasgd.store.ledger.job import ModelFacts
 from vcasgd.task.logged import collected
 from vcasgd.task.task import Task, calling_user_code
@@ -93,7 +93,6 @@ class Learner:
         self._loads = -1
         #: Samples of the job before the next local step; None if that is the place of its samples.
         self._applied: int | None = None
-        self._is_rehearsed = False
         #: Processes that train every batch together with this one.
         self._group: RankGroup | None = None
         #: Where the last interval ended in the order of an epoch; None if that is unknown.
@@ -122,11 +121,6 @@ class Learner:
         """The division of the job into subtasks; see :attr:`Findings.plan`."""
         return self.findings.plan
 
-    @property
-    def tuning(self) -> Tuning:
-        """Settings that the job tunes while it runs."""
-        return self.spec.tuning
-
     def cut(self, shards: int) -> Cut:
         """Return how the vector is cut into ``shards``."""
         return Cut(self.layout.floats, self.layout.parameters, shards)
@@ -150,10 +144,8 @@ class Learner:
         before the first epoch is trained.
 
         Calls ``on_progress`` between them. Raises :class:`SpecError` if the evaluation lacks the
-        metric that the job names, and errors of the user's code. Does nothing the second time.
+        metric that the job names, and errors of the user's code.
         """
-        if self._is_rehearsed:
-            return
         # Loops, trainers, and several processes count their steps themselves.
         if self.task.repeatable and self.spec.workers.gpus == 1:
             self.findings.trial.rehearse()
@@ -166,7 +158,6 @@ class Learner:
                 remedy=did_you_mean(chosen.name, names) or "name one of them, or return it",
                 field="stop.metric",
             )
-        self._is_rehearsed = True
 
     def _rehearse(self) -> list[str]:
         found = self.findings.validation_set
@@ -578,14 +569,6 @@ class Learner:
     def _evaluate_part(self, part: EvaluationPart, after_step: Callable[[], bool]) -> Metrics:
         found = self.findings.validation_set
         return evaluate_part(self.task, self._model.module, found, self.device, part, after_step)
-
-    def end_after(self, metrics: Sequence[Mapping[str, float]]) -> str | None:
-        """Return why the job should end after evaluations with these metrics; None if it goes on.
-
-        Raises :class:`~vcasgd.errors.UserCodeError`.
-        """
-        with user_code("end_after"):
-            return self.task.end_after(metrics)
 
 
 def with_average(

@@ -25,7 +25,7 @@ from vcasgd.store.ledger.untrusted import LEFT, Heartbeat
 from vcasgd.worker import WorkerContext
 from vcasgd.worker.departure import GONE, Departure, NoticeWatch
 from vcasgd.worker.error_handler import ErrorHandler
-from vcasgd.worker.evaluate import Evaluator
+from vcasgd.worker.evaluate import evaluate
 from vcasgd.worker.exchange import Exchange
 from vcasgd.worker.gpus import OwnGpu, Throughput
 from vcasgd.worker.learner import Learner
@@ -93,7 +93,6 @@ class Worker:
             *(name, self.exchange, self._book, self._departure, self._status, self._tuned),
             *(self._moments, verification),
         )
-        self._evaluator = Evaluator(context, self._status)
         self._errors = ErrorHandler(
             context, self.exchange, self._book, self._departure, self._status
         )
@@ -184,8 +183,9 @@ class Worker:
                 self._setup.initialise(lease)
                 self._book.drop(lease)
             case WorkKind.EVALUATE:
-                why = self._evaluator.evaluate(
-                    lease, self._learner(), lambda: self._trainer.may_continue(lease)
+                why = evaluate(
+                    *(self._context, self._status, lease, self._learner()),
+                    lambda: self._trainer.may_continue(lease),
                 )
                 self._book.drop(lease)
                 if why is not None:
@@ -196,7 +196,7 @@ class Worker:
 
     def _learner(self) -> Learner:
         learner = self._setup.learner()
-        self._tuned.follow(learner.tuning)
+        self._tuned.follow(learner.spec.tuning)
         return learner
 
     def _next_lease(self) -> Lease | None:
