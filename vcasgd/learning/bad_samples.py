@@ -27,8 +27,8 @@ from vcasgd.learning.tolerant_loading import (
     TolerantDataset,
     collated,
 )
-from vcasgd.learning.training import to_device, user_code
-from vcasgd.task.task import Task
+from vcasgd.learning.training import to_device
+from vcasgd.task.task import Task, user_code
 
 log = logging.getLogger(__name__)
 

@@ -24,9 +24,8 @@ from vcasgd.learning.training import (
     prefetched,
     seed_for,
     step_groups,
-    user_code,
 )
-from vcasgd.task.task import Task
+from vcasgd.task.task import Task, user_code
 
 
 @dataclass(frozen=True)

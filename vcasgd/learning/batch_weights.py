@@ -30,13 +30,11 @@ def declared_weight(task: Task, batch: Any) -> float | None:
 
     Raises :class:`UserCodeError`.
     """
-    try:
+    from vcasgd.task.task import user_code  # A caller with a task has imported torch.
+
+    with user_code("batch_weight"):
         weight = task.batch_weight(batch)
         value = None if weight is None else float(weight)
-    except Exception as error:
-        from vcasgd.task.task import calling_user_code  # A caller with a task has imported torch.
-
-        raise calling_user_code("batch_weight", error) from error
     if value is not None and not 0 <= value < math.inf:
         raise UserCodeError(
             f"batch_weight returned {value}",

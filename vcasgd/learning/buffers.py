@@ -22,10 +22,10 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 from torch.nn.modules.dropout import _DropoutNd
 
-from vcasgd.errors import SpecError, VcasgdError
+from vcasgd.errors import SpecError
 from vcasgd.learning.base import as_real, buffers_of, parameters_of, persistent_names, uncompiled
 from vcasgd.learning.layout import BESIDE, TensorKind
-from vcasgd.task.task import Task, calling_user_code
+from vcasgd.task.task import Task, user_code
 
 #: Kinds of floating-point and integer buffers by the policies of ``Task.buffers``; None: the base.
 _POLICIES: dict[str, tuple[TensorKind | None, TensorKind | None]] = {
@@ -40,13 +40,9 @@ _POLICIES: dict[str, tuple[TensorKind | None, TensorKind | None]] = {
 
 def declared_buffers(task: Task, module: nn.Module) -> tuple[list[str], dict[str, TensorKind]]:
     """Return the names of the buffers in the base, and the kinds of those that the task names."""
-    try:
+    with user_code("base_buffers"):
         constant = list(task.base_buffers(module))
         declared = dict(task.buffers)
-    except VcasgdError:
-        raise
-    except Exception as error:
-        raise calling_user_code("base_buffers", error) from error
     kinds: dict[str, TensorKind] = {}
     named, persistent = buffers_of(module), persistent_names(module)
     for pattern, policy in declared.items():

@@ -15,8 +15,8 @@ from torch.utils.data import Dataset
 from vcasgd.errors import SpecError, UserCodeError
 from vcasgd.learning.loader_processes import LoaderProcesses, Request, workers_of
 from vcasgd.learning.precision import autocast
-from vcasgd.learning.training import batch_size_of, load, prefetched, to_device, user_code
-from vcasgd.task.task import Task
+from vcasgd.learning.training import batch_size_of, load, prefetched, to_device
+from vcasgd.task.task import Task, user_code
 
 
 @dataclass(frozen=True)

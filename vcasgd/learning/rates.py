@@ -9,10 +9,10 @@ from typing import Any
 import torch
 from torch.optim import Optimizer
 
-from vcasgd.errors import NonFiniteLoss, SpecError, UserCodeError, VcasgdError
+from vcasgd.errors import NonFiniteLoss, SpecError, UserCodeError
 from vcasgd.learning.optimizers import trained_by
 from vcasgd.task.place import Place
-from vcasgd.task.task import Task, calling_user_code
+from vcasgd.task.task import Task, user_code
 
 _GroupRate = tuple[dict[str, Any], float]
 
@@ -75,18 +75,12 @@ class Rates:
         return changed
 
     def _options(self, place: Place) -> Sequence[Mapping[str, Any]] | None:
-        try:
+        with user_code("a scheduler"):
             return self._task.step_options(place)
-        except VcasgdError:
-            raise
-        except Exception as error:
-            raise calling_user_code("a scheduler", error) from error
 
     def _factor(self, progress: float) -> float:
-        try:
+        with user_code("schedule"):
             factor = float(self._task.schedule(progress))
-        except Exception as error:
-            raise calling_user_code("schedule", error) from error
         if not 0 <= factor < math.inf:
             raise UserCodeError(
                 f"schedule returned {factor} at {progress:.1%} of the job",

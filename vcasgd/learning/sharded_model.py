@@ -26,7 +26,7 @@ from vcasgd.learning.base import buffers_of, persistent_names
 from vcasgd.learning.local_model import LocalModel
 from vcasgd.learning.local_moments import steps_as
 from vcasgd.learning.optimizers import name_of, parts_of
-from vcasgd.learning.training import build, user_code
+from vcasgd.learning.training import build
 from vcasgd.learning.vector import (
     Floats,
     MappedVector,
@@ -34,7 +34,7 @@ from vcasgd.learning.vector import (
     gather_part,
     pieces_of,
 )
-from vcasgd.task.task import Task
+from vcasgd.task.task import Task, user_code
 
 #: Number of the parameter of ``mallopt`` with the least size of blocks that are mapped alone, and
 #: its value.

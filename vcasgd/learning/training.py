@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate, pairwise
@@ -18,14 +17,14 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.data import Dataset
 
-from vcasgd.errors import NonFiniteLoss, SpecError, UserCodeError, VcasgdError
+from vcasgd.errors import NonFiniteLoss, SpecError, UserCodeError
 from vcasgd.learning.batch_weights import BatchWeights
 from vcasgd.learning.loader_processes import LoaderProcesses, Request
 from vcasgd.learning.optimizers import Closure, takes_closure, trained_by
 from vcasgd.learning.precision import StepPrecision, autocast
 from vcasgd.learning.rates import clip
 from vcasgd.learning.tolerant_loading import TolerantDataset, samples_of, tolerant
-from vcasgd.task.task import Task, calling_user_code
+from vcasgd.task.task import Task, user_code
 
 if TYPE_CHECKING:
     from vcasgd.learning.bad_samples import BadSamples
@@ -461,14 +460,3 @@ def to_device(batch: Any, device: torch.device | str) -> Any:
         named = hasattr(batch, "_fields")
         return type(batch)(*moved) if named else type(batch)(moved)
     return batch
-
-
-@contextmanager
-def user_code(name: str) -> Iterator[None]:
-    """Convert exceptions of the user's code to :class:`UserCodeError` with their traceback."""
-    try:
-        yield
-    except VcasgdError:
-        raise
-    except Exception as error:
-        raise calling_user_code(name, error) from error

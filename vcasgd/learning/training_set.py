@@ -15,10 +15,10 @@ from vcasgd.learning.loader_processes import workers_of
 from vcasgd.learning.stream_shards import is_stream
 from vcasgd.learning.streams import Stream
 from vcasgd.learning.subtasks import SampleBlocks, SampleOrder
-from vcasgd.learning.training import batch_size_of, user_code
+from vcasgd.learning.training import batch_size_of
 from vcasgd.spec.job import JobSpec
 from vcasgd.task.place import Place
-from vcasgd.task.task import Task
+from vcasgd.task.task import Task, user_code
 
 #: Shards whose samples are mixed in data sets of MosaicML streaming.
 STREAMING_WINDOW = 4

@@ -8,8 +8,8 @@ import os
 import sys
 import traceback
 from collections import Counter
-from collections.abc import Callable, Container, Iterable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from functools import partial
 from operator import getitem
 from pathlib import Path
@@ -22,7 +22,7 @@ from torch.optim import Optimizer
 from torch.utils.data import DataLoader, Dataset, default_collate
 
 import vcasgd
-from vcasgd.errors import SpecError, TaskImportError, UserCodeError
+from vcasgd.errors import SpecError, TaskImportError, UserCodeError, VcasgdError
 from vcasgd.spec.job import JobSpec
 from vcasgd.task.loop_clips import LoopClips
 from vcasgd.task.place import Place
@@ -369,6 +369,17 @@ def calling_user_code(what: str, error: Exception) -> UserCodeError:
     # Some exceptions have no text, such as NotImplementedError.
     text = f"{type(error).__name__}: {error}".removesuffix(": ")
     return UserCodeError(f"{what} raised {text}", traceback=user_traceback(error))
+
+
+@contextmanager
+def user_code(name: str) -> Iterator[None]:
+    """Convert exceptions of the user's code to :class:`UserCodeError` with their traceback."""
+    try:
+        yield
+    except VcasgdError:
+        raise
+    except Exception as error:
+        raise calling_user_code(name, error) from error
 
 
 #: The job's base on this machine.

@@ -6,11 +6,11 @@ import time
 from collections.abc import Callable
 
 from vcasgd.errors import SnapshotMissing
-from vcasgd.learning.training import user_code
 from vcasgd.learning.vector import Floats
 from vcasgd.store.ledger.leases import Lease
 from vcasgd.store.tensors.sharded import ShardedSnapshots
 from vcasgd.store.tensors.snapshot_index import ModelSnapshot, nodes_of, versions_of
+from vcasgd.task.task import user_code
 from vcasgd.worker import WorkerContext
 from vcasgd.worker.departure import IDLE_SECONDS
 from vcasgd.worker.learner import Learner

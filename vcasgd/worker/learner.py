@@ -37,7 +37,7 @@ from vcasgd.learning.rates import Rates, clip
 from vcasgd.learning.rules import Payload, interval_start, longest_interval, make_rule
 from vcasgd.learning.shards import SMALL_FLOATS, Cut, ShardRange
 from vcasgd.learning.subtasks import EpochPlan
-from vcasgd.learning.training import Interval, batch_size_of, seed_for, set_seed, train, user_code
+from vcasgd.learning.training import Interval, batch_size_of, seed_for, set_seed, train
 from vcasgd.learning.tuning import Momenta, local_steps
 from vcasgd.learning.vector import Floats, is_sound
 from vcasgd.spec.job import JobSpec
@@ -45,7 +45,7 @@ from vcasgd.spec.problems import did_you_mean
 from vcasgd.spec.sections import EMA_PREFIX
 from vcasgd.store.ledger.job import ModelFacts
 from vcasgd.task.logged import collected
-from vcasgd.task.task import Task, calling_user_code
+from vcasgd.task.task import Task, user_code
 from vcasgd.worker.findings import Findings
 from vcasgd.worker.interval import Base, Trained
 from vcasgd.worker.member import Member
@@ -201,12 +201,9 @@ class Learner:
             self.task.loop_clips = self._mean_gradients.loop_clips
 
     def _new_optimizer(self) -> Optimizer:
-        try:
-            given = self.task.optimizer(
-                [each for each in self._model.module.parameters() if each.requires_grad]
-            )
-        except Exception as error:
-            raise calling_user_code("optimizer", error) from error
+        trained = [each for each in self._model.module.parameters() if each.requires_grad]
+        with user_code("optimizer"):
+            given = self.task.optimizer(trained)
         optimizer = as_optimizer(given)
         check_workers(optimizer, self.spec.workers.max)
         return optimizer

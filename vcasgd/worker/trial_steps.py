@@ -32,11 +32,10 @@ from vcasgd.learning.training import (
     seed_for,
     set_seed,
     train,
-    user_code,
 )
 from vcasgd.spec.job import JobSpec
 from vcasgd.task.logged import collected
-from vcasgd.task.task import Task
+from vcasgd.task.task import Task, user_code
 
 log = logging.getLogger(__name__)
 
