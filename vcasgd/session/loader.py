@@ -110,11 +110,6 @@ class BatchLoader:
         if script is not None:
             script.finish = self._finish
 
-    def reads(self, data: Dataset[Any] | DataLoader[Any]) -> bool:
-        """Return True if its batches are those of this data."""
-        assert self._loader is not None, "not of another library"
-        return self._loader.dataset is (data.dataset if isinstance(data, DataLoader) else data)
-
     def __len__(self) -> int:
         """Return the number of batches of an epoch on one machine."""
         assert self._loader is not None, "not of another library"
@@ -238,7 +233,7 @@ class BatchLoader:
         if not script.started:
             self._start(script)
         elif self._mean is not None:
-            if self._untouched:
+            if self._lacks_step and self._loss is None and self._mean == 0 and self._weight > 0:
                 # The loop was left before it trained this batch, which comes again.
                 return
             if self._weight:
@@ -254,10 +249,6 @@ class BatchLoader:
         assert self._script is not None, "a job"
         if self._script.started and self._ends_step and not self._lacks_step:
             self.wait()
-
-    @property
-    def _untouched(self) -> bool:
-        return self._lacks_step and self._loss is None and self._mean == 0 and self._weight > 0
 
     def _start(self, script: LoopInThread) -> None:
         task = self._task
@@ -297,7 +288,8 @@ class BatchLoader:
             )
         if not self._lacks_step:
             return
-        if self._task.skips_bad_samples or (self._script is None and not self._is_sound):
+        is_sound = self._loss is not None and bool(torch.isfinite(self._loss))
+        if self._task.skips_bad_samples or (self._script is None and not is_sound):
             # The loop skips a batch that it finds bad, as the job may.
             self._loss = torch.tensor(math.nan)
             return
@@ -329,11 +321,6 @@ class BatchLoader:
                 "instead, for which requires_grad and add_param_group decide what it trains; or "
             )
         return ""
-
-    @property
-    def _is_sound(self) -> bool:
-        """True if the present batch has a loss that is finite."""
-        return self._loss is not None and bool(torch.isfinite(self._loss))
 
     # -- losses --------------------------------------------------------------------------------
 

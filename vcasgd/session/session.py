@@ -186,7 +186,7 @@ class Session:
         second data set in a job.
         """
         if self._loader is not None:
-            if self._loader.reads(data):
+            if self._loader.dataset is (data.dataset if isinstance(data, DataLoader) else data):
                 return self._loader
             raise UserCodeError(
                 "session.loader was called again with another data set, and a job trains one",
