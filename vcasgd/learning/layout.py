@@ -239,17 +239,12 @@ class Layout:
     def to_json(self) -> str:
         """Return canonical JSON: equal layouts give equal text."""
         value: Any = [asdict(entry) for entry in self.entries]
-        if self.base or self.gradients or self.rounded or self.complexes or self.doubles:
+        more = {"gradients": self.gradients, "rounded": self.rounded,
+                "complex": self.complexes, "doubles": self.doubles}  # fmt: skip
+        if self.base or any(more.values()):
             base = [tensor.to_json() for tensor in self.base]
             value = {"version": FORMAT, "entries": value, "base": base}
-        if self.gradients:
-            value["gradients"] = True
-        if self.rounded:
-            value["rounded"] = self.rounded
-        if self.complexes:
-            value["complex"] = self.complexes
-        if self.doubles:
-            value["doubles"] = self.doubles
+            value |= {name: part for name, part in more.items() if part}
         return json.dumps(value, sort_keys=True, separators=(",", ":"))
 
     @classmethod
