@@ -16,8 +16,9 @@ from torch.optim import Optimizer
 
 import vcasgd
 from vcasgd.errors import NonFiniteLoss, SpecError, UserCodeError
+from vcasgd.learning.draws import seed_for
 from vcasgd.learning.model_evaluation import evaluate
-from vcasgd.learning.training import Interval, build, seed_for, to_device
+from vcasgd.learning.training import Interval, build, to_device
 
 CPU = torch.device("cpu")
 

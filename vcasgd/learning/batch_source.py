@@ -12,7 +12,7 @@ import torch
 from torch.utils.data import Dataset
 
 from vcasgd.errors import UserCodeError
-from vcasgd.learning.draws import set_epoch
+from vcasgd.learning.draws import seed_for, set_epoch
 from vcasgd.learning.loader_processes import LoaderProcesses, Request, workers_of
 from vcasgd.learning.subtasks import EpochPlan
 from vcasgd.learning.training import (
@@ -22,7 +22,6 @@ from vcasgd.learning.training import (
     gathered,
     micro_batches,
     prefetched,
-    seed_for,
     step_groups,
 )
 from vcasgd.task.task import Task, user_code

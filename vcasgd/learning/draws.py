@@ -135,7 +135,7 @@ class Draws(SampleOrder):
         return drawn
 
     def _draw_from(self, sampler: Any, epoch: int) -> _Epoch:
-        with seeded(_seed_of(self._seed, epoch)):
+        with seeded(seed_for(self._seed, epoch)):
             set_epoch(sampler, epoch)
             return _drawn(iter(sampler))
 
@@ -169,10 +169,6 @@ def shuffles_all(sampler: Any, length: int) -> bool:
         and not sampler.replacement
         and sampler.num_samples == len(sampler.data_source) == length
     )
-
-
-def _seed_of(seed: int, epoch: int) -> int:
-    return int(np.random.SeedSequence([seed, epoch]).generate_state(1, np.uint64)[0] >> 1)
 
 
 def _drawn(draws: Iterator[Any]) -> _Epoch:
@@ -240,6 +236,17 @@ def _name(sampler: Any) -> str:
 
 
 # -- random numbers and epochs of user code ---------------------------------------------------
+
+
+def seed_for(seed: int, *place: int) -> int:
+    """Return a seed in [0, 2⁶³) for a place of the job, such as a subtask and its position.
+
+    A worker that repeats an interval after an eviction draws the same dropout masks and
+    augmentations.
+    """
+    words = np.random.SeedSequence([seed, *place]).generate_state(1, np.uint64)
+    return int(words[0] >> 1)
+
 
 #: States of the generators of Python, NumPy, and torch.
 State = tuple[Any, Any, Tensor]

@@ -15,12 +15,17 @@ from contextlib import contextmanager
 from itertools import islice
 from typing import Any
 
-import numpy as np
 import torch.utils.data._utils.worker as torch_worker
 from torch.utils.data import DataLoader, Dataset
 
 from vcasgd.errors import SpecError, UserCodeError, VcasgdError
-from vcasgd.learning.draws import random_state, restore_random_state, seeded, set_epoch
+from vcasgd.learning.draws import (
+    random_state,
+    restore_random_state,
+    seed_for,
+    seeded,
+    set_epoch,
+)
 from vcasgd.task.task import user_traceback
 
 log = logging.getLogger(__name__)
@@ -44,8 +49,8 @@ class StreamShard:
         init: Callable[[int], None] | None,
     ) -> None:
         self.offset = 0
-        words = np.random.SeedSequence([seed, epoch, shard]).generate_state(1, np.uint64)
-        with seeded(int(words[0] >> 1)):
+        own_seed = seed_for(seed, epoch, shard)
+        with seeded(own_seed):
             self._random = random_state()
         self._info: Any = None
         if callable(getattr(source, "shard", None)):
@@ -53,9 +58,9 @@ class StreamShard:
         else:
             # Another iterator may still read another epoch.
             part = copy.copy(source)
-            _seed_pipeline(part, epoch, int(words[0] >> 1))
+            _seed_pipeline(part, epoch, own_seed)
             if shards > 1:
-                self._info = _Share(shard, shards, int(words[0] >> 1), part)
+                self._info = _Share(shard, shards, own_seed, part)
         set_epoch(part, epoch)
         with self._reading():
             if init is not None and self._info is not None:

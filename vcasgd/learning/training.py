@@ -58,16 +58,6 @@ def build(task: Task, seed: int, device: torch.device | str) -> nn.Module:
     return model
 
 
-def seed_for(seed: int, subtask: int, position: int) -> int:
-    """Return a seed in [0, 2⁶³) for the push interval that starts at a subtask's ``position``.
-
-    A worker that repeats the interval after an eviction draws the same dropout masks and
-    augmentations.
-    """
-    words = np.random.SeedSequence([seed, subtask, position]).generate_state(1, np.uint64)
-    return int(words[0] >> 1)
-
-
 def set_seed(seed: int, device: torch.device | str) -> None:
     """Seed torch's global generators, as far as a model on ``device`` uses them."""
     if torch.device(device).type == "cpu":

@@ -16,6 +16,7 @@ from vcasgd.errors import NonFiniteLoss, SpecError
 from vcasgd.learning.bad_samples import BadSamples
 from vcasgd.learning.batch_source import BatchSource, SampleRange
 from vcasgd.learning.divergence import learning_rate_factor
+from vcasgd.learning.draws import seed_for
 from vcasgd.learning.encodings import BFloat16, Float32
 from vcasgd.learning.encodings.rows import NAME as ROWS
 from vcasgd.learning.gradient_hooks import are_hooked, step_hooks
@@ -37,7 +38,7 @@ from vcasgd.learning.rates import Rates, clip
 from vcasgd.learning.rules import Payload, interval_start, longest_interval, make_rule
 from vcasgd.learning.shards import SMALL_FLOATS, Cut, ShardRange
 from vcasgd.learning.subtasks import EpochPlan
-from vcasgd.learning.training import Interval, batch_size_of, seed_for, set_seed, train
+from vcasgd.learning.training import Interval, batch_size_of, set_seed, train
 from vcasgd.learning.tuning import Momenta, local_steps
 from vcasgd.learning.vector import Floats, is_sound
 from vcasgd.spec.job import JobSpec

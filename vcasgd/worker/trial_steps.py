@@ -19,6 +19,7 @@ from vcasgd.learning.bad_samples import BadSamples
 from vcasgd.learning.base import as_real, buffers_of
 from vcasgd.learning.batch_source import BatchSource, SampleRange
 from vcasgd.learning.buffers import find_kinds, same_random_numbers, untouched
+from vcasgd.learning.draws import seed_for
 from vcasgd.learning.layout import TensorKind
 from vcasgd.learning.local_batch import MIN_BATCH
 from vcasgd.learning.local_model import LocalModel
@@ -29,7 +30,6 @@ from vcasgd.learning.training import (
     gathered,
     loaded_once,
     micro_batches,
-    seed_for,
     set_seed,
     train,
 )
