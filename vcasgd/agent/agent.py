@@ -52,7 +52,6 @@ class Display:
         self._printed_at = float("-inf")
 
     def event(self, text: str) -> None:
-        """Print a line."""
         self._console.print(f"{datetime.now().astimezone():%H:%M:%S} {_one_line(text)}")
 
     def state(self, text: str) -> None:
@@ -109,7 +108,6 @@ class LeaveSignals:
 
     @contextlib.contextmanager
     def caught(self) -> Iterator[None]:
-        """Catch SIGINT and SIGTERM."""
         before = {each: signal.signal(each, self._on) for each in (signal.SIGINT, signal.SIGTERM)}
         try:
             yield

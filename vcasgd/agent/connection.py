@@ -175,7 +175,6 @@ class AgentConnection:
         return result
 
     def close(self) -> None:
-        """Close all connections."""
         self._api.close()
 
     def check_token(self) -> None:
@@ -225,7 +224,6 @@ class AgentConnection:
         unpack(response.content, order.package, into, limit_bytes)
 
     def leave(self) -> None:
-        """Leave."""
         self._limited(lambda api: api.call("DELETE", path_of("machines", self._machine)))
 
 

@@ -90,7 +90,6 @@ class JoinedWorker(WorkerProcess):
         return not self._fetching.is_alive() and self._error is None
 
     def command(self, argv: Sequence[str]) -> list[str]:
-        """Return the command, in the sandbox if there is one."""
         command = super().command(argv)
         if self._sandbox is None:
             return command
@@ -162,7 +161,6 @@ def _proportional(process: psutil.Process) -> int:
 
 
 def _keep_on(processors: Sequence[int], process: psutil.Process) -> None:
-    """Keep the threads of a process on these processors."""
     with suppress(OSError):
         for task in Path(f"/proc/{process.pid}/task").iterdir():
             if not os.sched_getaffinity(int(task.name)) <= set(processors):

@@ -54,14 +54,12 @@ class SubtaskSet:
         return np.concatenate(parts) if parts else np.empty(0, np.int64)
 
     def add(self, subtask: int) -> None:
-        """Add a subtask."""
         bits = self._blocks.setdefault(subtask // BLOCK, bytearray())
         byte, bit = divmod(subtask % BLOCK, 8)
         bits.extend(bytes(max(0, byte + 1 - len(bits))))
         bits[byte] |= 1 << bit
 
     def remove_below(self, subtask: int) -> None:
-        """Remove all smaller subtasks."""
         block = subtask // BLOCK
         for each in [each for each in self._blocks if each < block]:
             del self._blocks[each]

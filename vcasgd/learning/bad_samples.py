@@ -146,7 +146,6 @@ class BadSamples:
             return set(good)
 
     def _is_finite(self, model: nn.Module, batch: Any) -> bool:
-        """Return True if the loss and the gradient of a batch are finite."""
         with user_code("loss"), autocast(self._task, self._device):
             loss: Tensor = self._task.loss(model, to_device(batch, self._device))
         with user_code("backward of the loss"):

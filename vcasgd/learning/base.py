@@ -44,7 +44,6 @@ class BaseTensor:
         return cls(name, tuple(tensor.shape), dtype, digest_of(tensor))
 
     def to_json(self) -> list[Any]:
-        """Return the fields as JSON values."""
         return [self.name, list(self.shape), self.dtype, self.digest]
 
     @classmethod

@@ -53,7 +53,6 @@ class BatchWeights:
         self.step = 0.0
 
     def begin(self) -> None:
-        """Start a step."""
         self._first = self.step = 0.0
 
     def share(self, batch: Any) -> float:
@@ -141,7 +140,6 @@ class CountedLabels:
         return f"numbers {self.counted} in batch{where}{by}"
 
     def to_json(self) -> str:
-        """Return the labels as JSON."""
         weights = [self.weights] if self.weights else []
         return json.dumps([list(self.path), self.counted, *weights])
 

@@ -260,12 +260,10 @@ def set_random_state(seed: int) -> None:
 
 
 def random_state() -> State:
-    """Return the present states."""
     return random.getstate(), np.random.get_state(), torch.default_generator.get_state()
 
 
 def restore_random_state(state: State) -> None:
-    """Restore what :func:`random_state` returned."""
     random.setstate(state[0])
     np.random.set_state(state[1])
     torch.default_generator.set_state(state[2])

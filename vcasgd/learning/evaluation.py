@@ -24,7 +24,6 @@ class EvaluationPoints:
 
     @property
     def at_epochs(self) -> bool:
-        """True if the points are the ends of epochs."""
         return self.every is None
 
     @property

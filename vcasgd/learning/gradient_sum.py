@@ -144,7 +144,6 @@ class GradientSum:
 
 
 def _parts(parameters: Iterable[nn.Parameter]) -> Iterator[list[nn.Parameter]]:
-    """Yield the parameters in buckets."""
     for _, alike in groupby(parameters, key=lambda each: (each.dtype, each.device)):
         part: list[nn.Parameter] = []
         size = 0

@@ -37,7 +37,6 @@ class OptimizerList(Optimizer):
         """Nothing: parts have their groups."""
 
     def step(self, closure: Callable[[], Tensor] | None = None) -> None:  # type: ignore[override]
-        """Make a step of each; ``closure`` is for those that take one."""
         for part in self.parts:
             if closure is not None and takes_closure(part):
                 part.step(closure)  # type: ignore[arg-type]
@@ -45,7 +44,6 @@ class OptimizerList(Optimizer):
                 part.step()
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the states of all."""
         return {"parts": [part.state_dict() for part in self.parts]}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -152,7 +150,6 @@ def saved(optimizer: Optimizer) -> Callable[[], None]:
 
 
 def settings_of(optimizer: Optimizer) -> list[State]:
-    """Return copies of the settings of an optimizer's groups."""
     return [
         {
             name: value.clone() if isinstance(value, Tensor) else copy.copy(value)

@@ -72,7 +72,6 @@ class Context:
     samples: float = 1.0  #: Weight of the update in its round, in samples.
 
     def piece(self, start: int, stop: int) -> Context:
-        """Return the context of the elements ``[start, stop)``."""
         return replace(
             self,
             parameters=self.parameters - start,
@@ -268,7 +267,6 @@ _RULES: dict[str, type[Rule]] = {
 
 
 def make_rule(update: Update) -> Rule:
-    """Return the rule of a job."""
     return _RULES[update.rule](update)
 
 

@@ -311,7 +311,6 @@ class StreamLayout:
         return low
 
     def _before(self, group: Sequence[int], turn: int) -> int:
-        """Return the samples of a group before a turn."""
         return sum(min(self.lengths[shard], turn * self.chunk) for shard in group)
 
 

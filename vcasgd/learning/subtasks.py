@@ -131,7 +131,6 @@ class EpochPlan:
 
     @property
     def last_epoch_samples(self) -> int:
-        """Number of samples in the last epoch."""
         return self.total_samples - (self.epochs - 1) * self.samples
 
     def subtasks_in(self, epoch: int) -> int:

@@ -243,7 +243,6 @@ def batch_size_of(task: Task, name: str = "batch_size") -> int:
 def load(
     task: Task, dataset: Dataset[Any], groups: Sequence[Sequence[int]], *, skips: bool = False
 ) -> Iterator[Any]:
-    """Yield a batch for each group of indices."""
     collate: Any = tolerant(task.collate) if skips else task.collate
     load: Any = TolerantDataset(dataset).__getitems__ if skips else partial(samples_of, dataset)
     for group in groups:

@@ -227,5 +227,4 @@ class OwnBatches:
     convert: Callable[[Any], Any]
 
     def __call__(self, samples: list[Any]) -> Any:
-        """Return the batch."""
         return self.convert(samples[0])

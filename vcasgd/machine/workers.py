@@ -214,6 +214,5 @@ class WorkerSet(Generic[AnyOrder, One]):
             worker.leave()
 
     def kill(self) -> None:
-        """Kill all workers."""
         for worker in self:
             worker.kill()

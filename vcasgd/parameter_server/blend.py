@@ -117,7 +117,6 @@ class Batch:
 
     @property
     def pending(self) -> bool:
-        """True if there is something to publish."""
         return bool(self.entries) or self.applied > 0
 
 
@@ -461,7 +460,6 @@ class ModelState:
         return self.batch.first_open, self.record.first_open
 
     def stored_record(self) -> Record:
-        """Return the applied record as it is stored."""
         record = self.record
         return Record(record.finished_epochs, dict(record.positions), record.done.blocks)
 

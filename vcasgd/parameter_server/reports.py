@@ -190,7 +190,6 @@ class Reports:
         return self._prompt_accounts.reported_version()
 
     def job_is_over(self) -> bool:
-        """Return True if the job is known to be over."""
         try:
             return self._prompt_jobs.get(self._job).state.over
         except (StoreUnavailable, NotFound):

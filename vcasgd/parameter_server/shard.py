@@ -124,7 +124,6 @@ class Shard:
 
     @property
     def stream(self) -> str:
-        """Key of the stream of updates."""
         return self._reader.stream
 
     @property

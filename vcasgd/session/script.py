@@ -136,7 +136,6 @@ class LoopTask(Task):
         self._accumulation: tuple[int, int] | None = None
 
     def set_model(self, model: nn.Module, optimizer: Optimizer) -> None:
-        """Set the model that is trained, and its optimizer."""
         self.network = model
         self.user_optimizer = optimizer
 
@@ -147,7 +146,6 @@ class LoopTask(Task):
         collate: Callable[[list[Any]], Any],
         sampler: Any = None,
     ) -> None:
-        """Set the training data, and the sampler of a loader."""
         self._dataset, self._sampler = dataset, sampler
         self.batch_size = batch_size
         self._collate = collate
@@ -166,13 +164,11 @@ class LoopTask(Task):
         batch_size: int,
         collate: Callable[[list[Any]], Any] | None = None,
     ) -> None:
-        """Set the evaluation and its data."""
         self._evaluation = function, dataset
         self.evaluation_batch_size, self._evaluation_collate = batch_size, collate
 
     @property
     def has_evaluation(self) -> bool:
-        """True if the session has an evaluation."""
         return self._evaluation is not None
 
     def dataset(self, split: str) -> Dataset[Any]:

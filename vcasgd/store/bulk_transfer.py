@@ -145,7 +145,6 @@ class BulkSocket:
             self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, LOCAL_SEND_BUFFER)
 
     def send(self, *parts: memoryview) -> None:
-        """Send all parts in order."""
         if self._tls:
             for part in parts:  # TLS copies anyway, and its sockets have no sendmsg.
                 self._sock.sendall(part)

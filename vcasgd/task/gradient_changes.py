@@ -122,7 +122,6 @@ def _computing(tree: ast.Module, functions: Iterable[ast.FunctionDef]) -> set[st
 
 
 def _helpers(tree: ast.Module) -> dict[str, ast.FunctionDef]:
-    """Return the functions that change gradients by their names."""
     functions = [each for each in ast.walk(tree) if isinstance(each, ast.FunctionDef)]
     return {each.name: each for each in functions if _changes_gradients(each, _derived([each]))}
 

@@ -81,7 +81,6 @@ class RepetitionJudge:
         self._counts: dict[str, Counter[RepetitionOutcome]] = {}
 
     def count(self, owner: str, outcome: RepetitionOutcome) -> None:
-        """Count a repetition of an owner's update."""
         self._counts.setdefault(owner, Counter())[outcome] += 1
 
     @property

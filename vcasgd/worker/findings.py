@@ -92,12 +92,10 @@ class Findings:
 
     @cached_property
     def data(self) -> TrainingSet:
-        """The training set."""
         return TrainingSet.of_job(self._task, self._spec, batch_size_of(self._task))
 
     @cached_property
     def validation_set(self) -> Dataset[Any]:
-        """The validation set."""
         return dataset_of(self._task, "validation", self._spec.seed)
 
     @cached_property

@@ -133,11 +133,9 @@ class Learner:
     # -- what the job's first worker finds out -------------------------------------------------
 
     def facts(self, nodes: int, *, verified: bool = False) -> ModelFacts:
-        """See :meth:`Findings.facts`."""
         return self.findings.facts(nodes, verified=verified, mapped=self.maps_vectors)
 
     def check_against(self, facts: ModelFacts) -> None:
-        """See :meth:`Findings.check_against`."""
         self.findings.check_against(facts)
 
     def rehearse(self, on_progress: Callable[[], None]) -> None:

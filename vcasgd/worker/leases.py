@@ -156,7 +156,6 @@ class WorkerStatus:
         self._progress_at = time.monotonic()
 
     def on_step(self) -> None:
-        """Count a local step."""
         self.steps += 1
         self.note_progress()
 
@@ -212,7 +211,6 @@ class HeartbeatSender(EssentialThread):
             self._wake.clear()
 
     def send_now(self) -> None:
-        """Send the next heartbeat at once."""
         self._wake.set()
 
     def stop(self) -> None:

@@ -80,7 +80,6 @@ class OwnCopy:
         self._exchanged: float | None = None
 
     def close(self) -> None:
-        """Release all vectors."""
         for part in self._parts:
             part.close()
 

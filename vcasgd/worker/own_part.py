@@ -55,7 +55,6 @@ class Difference:
         return update
 
     def release(self) -> None:
-        """Release the vectors."""
         for vector in self.vectors:
             vector.release()
 
@@ -92,7 +91,6 @@ class OwnPart:
         self._merging: Future[Moved] | None = None
 
     def close(self) -> None:
-        """Release all vectors."""
         if self._merging is not None:
             moved = self._merging.result()
             moved.start.release()

@@ -115,7 +115,6 @@ class LeadingLearner(_RankedLearner):
 
     @property
     def maps_vectors(self) -> bool:
-        """See :meth:`Learner.maps_vectors`."""
         return self.sharded
 
     @property
@@ -169,19 +168,16 @@ class LeadingLearner(_RankedLearner):
         return names
 
     def shift(self, shifts: Iterable[tuple[ShardRange, Floats]]) -> None:
-        """See :meth:`Learner.shift`."""
         for part, floats in shifts:
             if self._ranks.running:
                 self._ranks.shift(part.start, floats)
             super().shift([(part, floats)])
 
     def close(self) -> None:
-        """See :meth:`Learner.close`."""
         self._ranks.stop()
         super().close()
 
     def train(self, base: Base, *args: Any, **options: Any) -> Trained:
-        """See :meth:`Learner.train`."""
         self._start_ranks()
         return super().train(base, *args, **options)
 
@@ -210,7 +206,6 @@ class LeadingLearner(_RankedLearner):
         return Interval(whole.samples, trained.steps, whole.loss_sum)
 
     def evaluate(self, floats: Floats, integers: Tensor, **options: Any) -> dict[str, float]:
-        """See :meth:`Learner.evaluate`."""
         self._start_ranks()
         return super().evaluate(floats, integers, **options)
 

@@ -279,7 +279,6 @@ class Trainer:
     # -- an interval -------------------------------------------------------------------------------
 
     def _train_interval(self, work: _Work, interval: PushInterval) -> None:
-        """Train and push one interval."""
         status, member, started = self.status, work.learner.member, time.monotonic()
         exchange = self.exchange
         status.unpushed_since = steady_time()

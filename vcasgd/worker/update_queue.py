@@ -243,7 +243,6 @@ class UpdateQueue:
 
     @property
     def encoded(self) -> bool:
-        """True if all updates have their payloads."""
         with self._changed:
             return all(update.encode is None for update in self._updates)
 

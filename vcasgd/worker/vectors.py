@@ -36,7 +36,6 @@ class Vector:
 
     @property
     def shared(self) -> bool:
-        """True if it has several holders."""
         with self._pool.lock:
             return self._holders > 1
 

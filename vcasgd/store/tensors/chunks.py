@@ -194,7 +194,6 @@ def extended(before: Meta, size: int) -> tuple[PublishedStep, ...]:
 
 
 def chunks_of_step(keys: TensorKeys, step: StepTo) -> list[str]:
-    """Return the keys of the chunks of a step."""
     return [
         keys.snapshot_chunk(step.version, step.token, f"d{index}")
         for index in range(chunk_count(step.size))

@@ -128,7 +128,6 @@ class SharedMoments:
         return moments, int(made)
 
     def _parts(self, moments: Tensor) -> Iterator[tuple[BulkTransfer, list[str], Tensor]]:
-        """Yield the part of each node, with the keys of its chunks."""
         cut = Cut(len(moments), len(moments), len(self._nodes))
         for transfer, keys, place in zip(self._transfers, self._keys, cut.parts, strict=True):
             part = place.of(moments)

@@ -206,7 +206,6 @@ class Snapshot:
     record: Record
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the snapshot as JSON values."""
         return {"meta": asdict(self.meta), "record": _RECORD.dump_python(self.record, mode="json")}
 
     @classmethod

@@ -160,7 +160,6 @@ def escaped(prefix: str) -> str:
 
 
 def versions_of(whole: Iterable[Snapshot]) -> tuple[int, ...]:
-    """Return the version of each shard."""
     return tuple(snapshot.meta.version for snapshot in whole)
 
 
@@ -181,7 +180,6 @@ def nodes_of(
 
 
 def delete_job(nodes: Iterable[RedisClient], job: str) -> None:
-    """Delete all data of a job on all nodes."""
     for node in nodes:
         SnapshotIndex(node, TensorKeys(job, ANY_SHARD)).delete_all()
 
@@ -236,7 +234,6 @@ class ModelPins:
         return self.pins().whole.get(name)
 
     def pins(self) -> PinnedSnapshots:
-        """Return all pinned snapshots."""
         pins_by_shard = [shard.pins() for shard in self._indexes]
         names = frozenset(name for pins in pins_by_shard for name in pins)
         complete = [name for name in names if all(name in pins for pins in pins_by_shard)]
@@ -244,7 +241,6 @@ class ModelPins:
         return PinnedSnapshots(whole, names)
 
     def still_there(self, name: str, versions: tuple[int, ...]) -> bool:
-        """Return True if all shards still have these versions."""
         return all(
             shard.still_has(name, version)
             for shard, version in zip(self._indexes, versions, strict=True)

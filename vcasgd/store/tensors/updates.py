@@ -91,7 +91,6 @@ class UpdateStatus:
 
 
 def payload_keys(keys: TensorKeys, header: Header, size: int) -> list[str]:
-    """Return the keys of the chunks of a payload of ``size`` bytes."""
     return [keys.payload_chunk(header.update, index) for index in range(chunk_count(size))]
 
 
@@ -309,11 +308,9 @@ class UpdateReader:
 
     @property
     def stream(self) -> str:
-        """Key of the stream."""
         return self._keys.stream
 
     def waiting(self) -> int:
-        """Return the number of updates in the stream."""
         return int(self._tensors.xlen(self._keys.stream))
 
     def read(self, limit: int, after: str = "0-0") -> list[StreamEntry]:
