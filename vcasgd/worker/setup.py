@@ -8,7 +8,7 @@ import os
 import shutil
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -71,6 +71,7 @@ _OWN = "vcasgd:"
 log = logging.getLogger(__name__)
 
 
+@dataclass
 class Setup:
     """Builds the worker's :class:`Learner`. Methods raise :class:`~vcasgd.errors.PackageError`,
     :class:`~vcasgd.errors.StorageUnavailable`, :class:`~vcasgd.errors.DataError`,
@@ -82,27 +83,17 @@ class Setup:
     own task, for measurements. The code runs in ``folder``.
     """
 
-    def __init__(
-        self,
-        context: WorkerContext,
-        exchange: Exchange,
-        status: WorkerStatus,
-        leaving: Callable[[], bool],
-        gpu: OwnGpu,
-        build: Callable[[JobRecord], Learner] | None = None,
-        folder: Path | None = None,
-    ) -> None:
-        self._context = context
-        self._folder = folder
-        self._leaving = leaving
-        self._gpu = gpu
-        self._exchange = exchange
-        self._status = status
-        self._build = build or self._build_from_package
-        self._learner: Learner | None = None
-        self._script: LoopInThread | None = None
-        #: Facts with this machine's choice of GPUs, as long as the job has none.
-        self._chosen: dict[str, Any] = {}
+    context: WorkerContext
+    exchange: Exchange
+    status: WorkerStatus
+    leaving: Callable[[], bool]
+    gpu: OwnGpu
+    build: Callable[[JobRecord], Learner] | None = None
+    folder: Path | None = None
+    _learner: Learner | None = field(default=None, init=False)
+    _script: LoopInThread | None = field(default=None, init=False)
+    #: Facts with this machine's choice of GPUs, as long as the job has none.
+    _chosen: dict[str, Any] = field(default_factory=dict, init=False)
 
     @property
     def prepared(self) -> bool:
@@ -117,16 +108,16 @@ class Setup:
         if self._script is not None and self._script.ended and self._learner is not None:
             self._learner.close()
             self._learner = None
-        if self._learner is None or not self._exchange.is_open:
-            self._status.doing = "preparing"
-            job = self._context.jobs.get(self._context.job)
+        if self._learner is None or not self.exchange.is_open:
+            self.status.doing = "preparing"
+            job = self.context.jobs.get(self.context.job)
             # A worker is a process of its own.
             identify(request=job.request)
             learner = self._prepare(job)
             if job.facts is not None:
                 cut = learner.cut(job.facts.shards)
                 update, layout = job.facts.update(job.spec), learner.layout
-                self._exchange.open(
+                self.exchange.open(
                     *(cut, update, layout, learner.max_unapplied),
                     nodes=job.facts.store_nodes,
                     adopts=learner.adopts_own_copy,
@@ -142,14 +133,15 @@ class Setup:
         Raises :class:`MachineDiffers` for what the first worker's machine had no fault with.
         """
         try:
-            learner = self._learner or self._build(job)
+            build = self.build or self._build_from_package
+            learner = self._learner or build(job)
             if job.facts is not None and self._chosen.get("gpus", job.facts.gpus) != job.facts.gpus:
                 # Another machine was faster, and has chosen otherwise.
                 self._close(learner)
                 self._learner = None
                 del learner
                 free_memory()
-                learner = self._build(job)
+                learner = build(job)
             if job.facts is not None:
                 learner.check_against(job.facts)
         except (SpecError, DataError) as error:
@@ -171,7 +163,7 @@ class Setup:
         self._close(self._learner)
 
     def _build_from_package(self, job: JobRecord) -> Learner:
-        context, on_progress = self._context, self._progress
+        context, on_progress = self.context, self._progress
         code = self._code_of(job)
         # After the package is fetched: a job may set credentials of its own for its data.
         set_variables(context, job.spec, on_progress)
@@ -183,35 +175,35 @@ class Setup:
             learner = self._with_chosen_gpus(spec, code)
         else:
             learner = self._learner_of(spec, self._load(spec, code), code)
-        self._status.ranks = size = ranks_of(learner.spec.workers, self._gpu.count)
+        self.status.ranks = size = ranks_of(learner.spec.workers, self.gpu.count)
         # Of the machine's GPUs, so that a learner that is built again has the same.
-        self._status.visible_gpus = self._gpu.of_several(size).visible(size)
+        self.status.visible_gpus = self.gpu.of_several(size).visible(size)
         return learner
 
     def _load(self, spec: JobSpec, code: Path) -> Task:
-        folder, self._folder = self._folder, None
+        folder, self.folder = self.folder, None
         if folder is not None:
             # Paths are as in the folder of the code, and what it writes there is this worker's:
             # it may resume from what it finds, and replace its own files.
             shutil.copytree(code, folder, dirs_exist_ok=True)
             os.chdir(folder)
         task = load(spec.task, spec.args, code)
-        self._status.flops_per_sample = flops_per_sample_of(task)
+        self.status.flops_per_sample = flops_per_sample_of(task)
         self._script = task if isinstance(task, LoopInThread) else None
         return task
 
     def _learner_of(self, spec: JobSpec, task: Task, code: Path) -> Learner:
-        size = ranks_of(spec.workers, self._gpu.count)
+        size = ranks_of(spec.workers, self.gpu.count)
         if size == 1:
             return Learner(spec, task, best_device())
-        gpu, seconds = self._gpu.of_several(size), self._context.settings.lease_seconds
+        gpu, seconds = self.gpu.of_several(size), self.context.settings.lease_seconds
         ranks = Ranks(size, spec, code, gpu, seconds, self._progress)
         return LeadingLearner(spec, task, best_device(), ranks)
 
     def _with_chosen_gpus(self, spec: JobSpec, code: Path) -> Learner:
         """Return a learner of a job's first machine, with one of its GPUs or with all."""
         one, why = spec.with_gpus(1), ""
-        if self._gpu.count > 1:
+        if self.gpu.count > 1:
             why, facts = self._why_apart(one, code)
             free_memory()
             if not why:
@@ -226,7 +218,7 @@ class Setup:
 
         Also returns the facts of a learner with one GPU; None if the model is in parts.
         """
-        why = why_one_process(spec, volunteer=self._context.settings.volunteer)
+        why = why_one_process(spec, volunteer=self.context.settings.volunteer)
         if why:
             return why, None
         task = self._load(spec, code)
@@ -236,9 +228,9 @@ class Setup:
         alone = self._learner_of(spec, task, code)
         try:
             alone.findings.count_samples(self._progress)
-            facts = alone.facts(len(self._context.nodes))
+            facts = alone.facts(len(self.context.nodes))
             sparse = alone.findings.has_sparse_gradients
-            return why_apart(spec, facts, self._gpu.count, sparse=sparse), facts
+            return why_apart(spec, facts, self.gpu.count, sparse=sparse), facts
         finally:
             self._close(alone)
 
@@ -266,7 +258,7 @@ class Setup:
 
     def _choose(self, learner: Learner, why: str) -> Learner:
         gpus, text, end = learner.spec.workers.gpus, "", "; set workers.gpus to choose"
-        if self._gpu.count > 1:
+        if self.gpu.count > 1:
             how = "train as one worker" if gpus == "all" else f"are a worker each, because {why}"
             text = f"GPUs of a machine {how}"[: MAX_NAME_LENGTH - len(end)] + end
         self._chosen = {"gpus": gpus, "gpus_why": text}
@@ -280,12 +272,12 @@ class Setup:
 
     def _progress(self) -> None:
         """Report that a long step goes on. Raises :class:`WorkInterrupted` if the worker leaves."""
-        if self._leaving():
+        if self.leaving():
             raise WorkInterrupted
 
     def _code_of(self, job: JobRecord) -> Path:
         """Return the folder with the user's code, which is unpacked once on each machine."""
-        settings = self._context.settings
+        settings = self.context.settings
         cache = settings.cache_dir or default_cache_folder("packages")
         if not (cache / job.package).is_dir():
             storage = Storage(settings.required("storage_url"))
@@ -300,8 +292,8 @@ class Setup:
 
     def initialise(self, lease: Lease) -> None:
         """Make the first snapshot, and report the facts that only the user's code knows."""
-        context, learner = self._context, self.learner()
-        self._status.doing = "making the first snapshot"
+        context, learner = self.context, self.learner()
+        self.status.doing = "making the first snapshot"
         reported = context.jobs.get(context.job).facts
         if reported is None:
             learner.findings.count_samples(self._progress)
@@ -335,8 +327,8 @@ class Setup:
         source = learner.spec.start_from
         if source is None:
             return None
-        storage = Storage(self._context.settings.required("storage_url"))
-        code = self._code_of(self._context.jobs.get(self._context.job))
+        storage = Storage(self.context.settings.required("storage_url"))
+        code = self._code_of(self.context.jobs.get(self.context.job))
         mapped = learner.maps_vectors
         return starting_vectors(source, learner.layout, storage, code, mapped=mapped)
 
@@ -351,7 +343,7 @@ class Setup:
     ) -> None:
         """Install one shard's first snapshot, unless it has a snapshot."""
         learner = self.learner()
-        snapshots = SnapshotStore(node, TensorKeys(self._context.job, part.shard))
+        snapshots = SnapshotStore(node, TensorKeys(self.context.job, part.shard))
         # Later on, an empty tensors server may just have restarted. Starting over helps only a
         # parameter server that has no model either, and it has taken over then.
         if not first and not snapshots.fence():
@@ -369,7 +361,7 @@ class Setup:
         try:
             snapshots.install(0, meta, Record(), part.of(floats))
         except StoreFull:
-            self._status.doing = (
+            self.status.doing = (
                 "waiting for memory to store the first model: raise VCASGD_TENSORS_MEMORY_MB, add "
                 "store nodes, or end other jobs"
             )
