@@ -490,7 +490,7 @@ class Exchange:
 
     # -- status ------------------------------------------------------------------------------------
 
-    def counts(self) -> dict[str, int | None]:
+    def counts(self) -> dict[str, Any]:
         """Return the counters of the heartbeat. An update in several shards counts once.
 
         ``fetched_bytes`` contains all snapshots, also those that a newer one replaced while they

@@ -128,7 +128,8 @@ STOP_SECONDS, RETRY_SECONDS = 5.0, 0.2
 
 
 class WorkerStatus:
-    """Progress of a worker: written by the training thread, read by the heartbeat."""
+    """Progress of a worker: written by the training thread, read by the heartbeat, whose fields
+    have the same names."""
 
     def __init__(self) -> None:
         #: The current activity, for people.
@@ -150,7 +151,7 @@ class WorkerStatus:
         #: Name of an optimizer whose moments aren't those of the whole batch.
         self.uncorrected: str | None = None
         #: Index and reason of the newest samples that this worker skipped.
-        self.bad_samples: dict[str, str] = {}
+        self.bad_samples: dict[str, str] | None = None
         #: Start of the training that isn't submitted for a push yet, in Unix seconds.
         self.unpushed_since: float | None = None
         self._progress_at = time.monotonic()
