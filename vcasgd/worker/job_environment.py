@@ -167,8 +167,7 @@ class JobEnvironment:
         )
         env = {
             **{name: value for name, value in os.environ.items() if name != "PYTHONPATH"},
-            "PATH": f"{self._bin}{os.pathsep}{os.environ.get('PATH', os.defpath)}",
-            "VIRTUAL_ENV": str(self.folder),
+            **self.variables(os.environ.get("PATH", os.defpath)),
             "PIP_CONSTRAINT": str(constraints),
             "PIP_NO_INPUT": "1",
             "PIP_DISABLE_PIP_VERSION_CHECK": "1",

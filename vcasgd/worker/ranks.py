@@ -256,7 +256,7 @@ class Ranks:
                 self._await(RankReady, START_SECONDS)
                 self._tell(RankReady())
                 self.group = RankGroup.connect(
-                    *(0, self.size, meeting, self._first_timeout, device, self._reported),
+                    *(0, self.size, meeting, self._first_timeout, device, self._lost),
                     sharded=sharded,
                 )
                 self._await(RankReady, START_SECONDS)
@@ -401,9 +401,6 @@ class Ranks:
         return answer
 
     # -- errors ------------------------------------------------------------------------------------
-
-    def _reported(self, error: RuntimeError) -> VcasgdError:
-        return self._lost(error)
 
     def _lost(self, error: object) -> VcasgdError:
         """Stop all ranks, and return the error of the one that is at fault.
