@@ -57,9 +57,6 @@ TRANSIENT = (StoreUnavailable, StoreDenied, StoreFull, SnapshotMissing)
 #: Seconds before a failed push is tried again, and the most that doubling makes of them: a server
 #: that is back is noticed within a second.
 RETRY_SECONDS, MAX_RETRY_SECONDS = 0.1, 1.0
-#: Seconds for which pushes can be refused before that is an error of this worker. A restarted
-#: server gets its users back within moments.
-DENIED_SECONDS = 3.0
 #: Most seconds to wait for a commit. The caller may have to react to something else meanwhile;
 #: well below the time after which a node counts as late.
 COMMIT_WAIT_SECONDS = 0.2
@@ -123,8 +120,6 @@ class ShardLink:
         self._flushing = False
         #: Pushes in a row that failed, and all that the server refused.
         self._failures = self.denied = 0
-        #: Since when the server refuses them, by :func:`time.monotonic`, and why.
-        self._denial: tuple[float, StoreDenied] | None = None
 
         #: Version and writer of this shard in the training thread's base, and the number of
         #: submitted updates that it contains, or that no version will ever contain.
@@ -220,12 +215,6 @@ class ShardLink:
     def check(self) -> None:
         """Raise the error of the last request, unless it passes by itself; it has an answer."""
         self._last.result()
-
-    def check_access(self) -> None:
-        """Raise :class:`StoreDenied` while the server refuses pushes for longer than a moment."""
-        denial = self._denial
-        if denial and time.monotonic() - denial[0] > DENIED_SECONDS:
-            raise denial[1]
 
     @property
     def follows_steps(self) -> bool:
@@ -456,10 +445,10 @@ class ShardLink:
                     if not self.updates.encode(update):
                         continue
                     self._push(update, held)
-                    self._failures, self._denial, held = 0, None, 0.0
+                    self._failures, held = 0, 0.0
                 except StoreFull:
                     # The next commit makes room.
-                    self._failures, self._denial = 0, None
+                    self._failures = 0
                     began = time.monotonic()
                     seen = self._wait_for_commit(seen)
                     held += time.monotonic() - began
@@ -506,13 +495,10 @@ class ShardLink:
     def _on_failure(self, error: Exception) -> None:
         """Record why a push failed, and pause."""
         self._failures += 1
-        if not isinstance(error, StoreDenied):
-            self._denial = None
-        else:
+        if isinstance(error, StoreDenied):
             self.denied += 1
-            if self._denial is None:
+            if self._failures == 1:
                 log.warning("the store node refuses pushes, which are retried: %s", error)
-                self._denial = time.monotonic(), error
         self.updates.pause(jittered(backoff(self._failures, RETRY_SECONDS, MAX_RETRY_SECONDS)))
 
     def _wait_for_commit(self, seen: bytes) -> bytes:
