@@ -143,11 +143,6 @@ class Exchange:
         """True once the number of shards is known."""
         return bool(self._links)
 
-    @property
-    def shards(self) -> int:
-        """Number of shards; 0 until it is known."""
-        return len(self._links)
-
     def __getitem__(self, shard: int) -> ShardLink:
         return self._links[shard]
 

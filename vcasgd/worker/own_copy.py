@@ -141,7 +141,7 @@ class OwnCopy:
         self._settle(link)
         if self.went_back:
             return
-        if link.follows_steps:
+        if link.steps is not None:
             # The next steps lead from it.
             self._bases.keep_part(link.part.shard)
             own.merge(version, link.settled, link.run, keep=base)

@@ -103,7 +103,7 @@ class ShardLink:
         limit the links that use vectors at a time."""
         keys = TensorKeys(job, part.shard)
         self.part = part
-        self._steps, self._vector_slots = steps, vector_slots or threading.Semaphore(2)
+        self.steps, self._vector_slots = steps, vector_slots or threading.Semaphore(2)
         small = steps is None and part.floats * FLOAT32_BYTES <= SMALL_SNAPSHOT
         #: Chunk of a snapshot that comes with the status of updates.
         self._chunk = ONLY_CHUNK if small else ""
@@ -215,11 +215,6 @@ class ShardLink:
     def check(self) -> None:
         """Raise the error of the last request, unless it passes by itself; it has an answer."""
         self._last.result()
-
-    @property
-    def follows_steps(self) -> bool:
-        """True if versions are fetched as steps from the last one."""
-        return self._steps is not None
 
     @property
     def lacks_last(self) -> bool:
@@ -415,16 +410,16 @@ class ShardLink:
     def _fetch_newer(self, out: Tensor, base: Floats) -> None:
         newer, here = self._newer, self._newest_here
         assert newer is not None
-        if self._steps is not None and self._fetched is None and self.version is not None:
+        if self.steps is not None and self._fetched is None and self.version is not None:
             copy_floats(base, out)
         # Nothing can be taken while the vector is overwritten.
         self._fetched = self._newer = None
         self._fetched_settled = self.updates.settled
         started = time.monotonic()
-        if self._steps is None:
+        if self.steps is None:
             fetched = self._snapshots.fetch_rounded(out, newer.meta, newer.content)
         else:
-            fetched = self._snapshots.follow(out, here, self._steps, newer.meta)
+            fetched = self._snapshots.follow(out, here, self.steps, newer.meta)
         self._fetch_seconds = time.monotonic() - started
         read, asked = (fetched.version, fetched.token), newer.meta
         replaced = asked is None or read != (asked.version, asked.token)

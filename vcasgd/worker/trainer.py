@@ -245,13 +245,8 @@ class Trainer:
         return self.exchange.copy is not None and not self.exchange.went_back
 
     def _keeps_copy(self, work: _Work, interval: PushInterval) -> bool:
-        member, shards = work.learner.member, self.exchange.shards
-        return (
-            member is not None
-            and member.keeps_copy
-            and self.verification.overlaps
-            and len(interval.shards) == shards
-        )
+        member, is_whole = work.learner.member, len(interval.shards) == len(work.positions)
+        return member is not None and member.keeps_copy and self.verification.overlaps and is_whole
 
     def _wait_for_room(self, lease: Lease, interval: PushInterval) -> bool:
         """Wait until no shard of the interval is full; return True if any was."""
