@@ -109,8 +109,8 @@ class Exchange:
         ``update`` and ``layout`` determine the encodings. The worker waits while ``max_unapplied``
         of its updates are unapplied, until :meth:`limit_unapplied`. If it ``adopts`` its own copy,
         it doesn't fetch a version that has only its own updates. ``nodes`` is the number of store
-        nodes, by default that of the shards. ``device`` is that of the model, whose vectors this
-        process has in parts if they are ``mapped``.
+        nodes, by default that of the shards. ``device`` is that of the model, unless this process
+        has its vectors in parts: ``mapped``.
 
         Raises :class:`StoreUnavailable` if a shard's store node is missing from the settings.
         """
@@ -120,7 +120,7 @@ class Exchange:
         self._node_of = nodes_of(self._nodes, self.store_nodes, cut.shards, self._job)
         self._adopts = adopts
         self._pool = VectorPool(cut.floats, mapped=mapped)
-        self._mapped, self._device = mapped, torch.device(device)
+        self._mapped, self._device = mapped, torch.device("cpu" if mapped else device)
         self._bases, self._layout = BaseVectors(self._pool, cut.shards), layout
         self._encoders = [Encoder(update, layout, part, mapped=mapped) for part in cut.parts]
         most = MAPPED_SHARDS if mapped else 2 * cut.shards

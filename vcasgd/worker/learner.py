@@ -103,11 +103,6 @@ class Learner:
         return LocalModel(self.task, self.spec.seed, self.device)
 
     @property
-    def exchange_device(self) -> torch.device | str:
-        """The device of a copy of its own that the worker can keep."""
-        return self.device
-
-    @property
     def maps_vectors(self) -> bool:
         """True if this process can't have the whole vector of the model."""
         return False
@@ -423,14 +418,6 @@ class Learner:
             self._applied = None
         elif loads or self._applied is None:
             self._applied = base.round.samples
-
-    def join(self, group: RankGroup) -> None:
-        """Train a part of each batch together with other processes from now on."""
-        self._group, self._source.part = group, group.part
-
-    def checksum(self) -> float:
-        """Return a sum over all parameters, by which processes know whether theirs are the same."""
-        return self._model.checksum()
 
     def _load(self, base: Base, start_from: Floats) -> None:
         """Load a base, or what the last step leads to from there with its mean gradient."""

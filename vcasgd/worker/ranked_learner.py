@@ -54,9 +54,17 @@ class _RankedLearner(Learner):
             check_optimizer(optimizer)
         return optimizer
 
+    @property
+    def model(self) -> LocalModel:
+        """The model, or this rank's part of it."""
+        return self._model
+
     def join(self, group: RankGroup) -> None:
-        """See :meth:`Learner.join`. A sharded model is a new one, without values."""
-        super().join(group)
+        """Train a part of each batch together with other processes from now on.
+
+        A sharded model is a new one, without values.
+        """
+        self._group, self._source.part = group, group.part
         if self.sharded:
             self._parts.shard(group.mesh)
             self.optimizer = None
@@ -107,11 +115,6 @@ class LeadingLearner(_RankedLearner):
         self._facts: ModelFacts | None = None
         #: The optimizer whose state all ranks have.
         self._shared: Optimizer | None = None
-
-    @property
-    def exchange_device(self) -> torch.device | str:
-        """See :meth:`Learner.exchange_device`. No device has all of a sharded model."""
-        return "cpu" if self.sharded else self.device
 
     @property
     def maps_vectors(self) -> bool:
@@ -282,11 +285,6 @@ class LeadingLearner(_RankedLearner):
 class FollowingLearner(_RankedLearner):
     """A further rank's learner."""
 
-    @property
-    def model(self) -> LocalModel:
-        """The model, or this rank's part of it."""
-        return self._model
-
     def follow(self, order: RankInterval, after_step: Callable[[], bool]) -> RankPart:
         """Train this rank's part of an interval."""
         if order.optimizer is not None:
@@ -316,5 +314,5 @@ class FollowingLearner(_RankedLearner):
             self.member.moments.load_state(state["noise"])
 
 
-def _part(learner: Learner, trained: Interval) -> RankPart:
-    return RankPart(trained.samples, trained.loss_sum, learner.checksum())
+def _part(learner: _RankedLearner, trained: Interval) -> RankPart:
+    return RankPart(trained.samples, trained.loss_sum, learner.model.checksum())

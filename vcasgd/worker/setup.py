@@ -121,7 +121,7 @@ class Setup:
                     *(cut, update, layout, learner.max_unapplied),
                     nodes=job.facts.store_nodes,
                     adopts=learner.adopts_own_copy,
-                    device=learner.exchange_device,
+                    device=learner.device,
                     mapped=learner.maps_vectors,
                 )
             self._learner = learner
