@@ -59,7 +59,6 @@ class Sender:
             describe=self.describe,
             alive=lambda: self.alive,
             on_renewal=lambda _renewal: None,
-            flush_logs=lambda: None,
         )
         for lease in SUBTASKS:
             self.book.start(lease)

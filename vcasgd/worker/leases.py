@@ -185,7 +185,6 @@ class HeartbeatSender(EssentialThread):
         describe: Callable[[], Heartbeat],
         alive: Callable[[], bool],
         on_renewal: Callable[[Renewal], None],
-        flush_logs: Callable[[], None],
     ) -> None:
         super().__init__("heartbeat")
         self._leases = leases
@@ -194,7 +193,6 @@ class HeartbeatSender(EssentialThread):
         self._describe = describe
         self._alive = alive
         self._on_renewal = on_renewal
-        self._flush_logs = flush_logs
         self._wake = threading.Event()
         #: End of the attempts to send the last heartbeat, by :func:`time.monotonic`.
         self._stop_by: float | None = None
@@ -233,7 +231,6 @@ class HeartbeatSender(EssentialThread):
                 if lease.piece in renewal.lost:
                     self._book.drop(lease)
             self._on_renewal(renewal)
-            self._flush_logs()
         except StoreUnavailable as error:
             log.debug("heartbeat: %s", error)
             return False

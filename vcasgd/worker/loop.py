@@ -104,7 +104,6 @@ class Worker:
             describe=self._describe,
             alive=lambda: self._status.makes_progress(settings.stall_seconds),
             on_renewal=self._on_renewal,
-            flush_logs=self._capture.flush,
         )
         period = min(settings.heartbeat, NOTICE_SECONDS)
         self._watch = NoticeWatch(notices, period, self._on_notice) if notices else None
@@ -256,6 +255,7 @@ class Worker:
     def _on_renewal(self, renewal: Renewal) -> None:
         self._departure.on_renewal(renewal)
         self._tuned.refresh()
+        self._capture.flush()
 
     def _on_notice(self, notice: Notice) -> None:
         self._departure.on_notice(notice)
