@@ -85,6 +85,8 @@ class Shard:
         self._tensors = tensors
         self._snapshots = SnapshotStore(tensors, keys)
         self._reader = UpdateReader(tensors, keys)
+        #: Key of the stream of updates.
+        self.stream = keys.stream
         self._slots = PushSlots(tensors, keys)
         headers = {keys.stream: MAX_HEADERS_BYTES}
         content = dict.fromkeys(keys.written_by_workers, MAX_CONTENT_BYTES) | headers
@@ -123,15 +125,11 @@ class Shard:
         self.memory_share = 1.0
 
     @property
-    def stream(self) -> str:
-        return self._reader.stream
-
-    @property
     def position(self) -> tuple[str, str]:
         """The stream, and the entry after which a new one has to be waited for."""
         # Entries of an open round stay in the stream until it is published. The next round starts
         # from the beginning, because after a failover, new entries can have older IDs.
-        return self._reader.stream, self._model.batch.last_read if self._model else "0-0"
+        return self.stream, self._model.batch.last_read if self._model else "0-0"
 
     @property
     def due_in(self) -> float:

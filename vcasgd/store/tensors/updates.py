@@ -306,10 +306,6 @@ class UpdateReader:
         self._keys = keys
         self._transfer = BulkTransfer(tensors)
 
-    @property
-    def stream(self) -> str:
-        return self._keys.stream
-
     def waiting(self) -> int:
         return int(self._tensors.xlen(self._keys.stream))
 
