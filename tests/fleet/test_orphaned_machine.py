@@ -41,7 +41,7 @@ _NODE = (
 _MACHINE = (
     "import pathlib, sys\nfrom vcasgd.machine import main as machine\n"
     "clock = pathlib.Path(sys.argv[1])\nmachine.boot_time = lambda: float(clock.read_text())\n"
-    "machine.BootProcess.__init__.__defaults__ = (1.0,)\n"
+    "machine.GRACE_SECONDS = 1.0\n"
     f"machine.STOP_SECONDS = {PATIENCE}\nsys.exit(machine.main())"
 )
 

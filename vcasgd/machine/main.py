@@ -88,9 +88,8 @@ _LAUNCH = (ARGV_VARIABLE, SECRETS_VARIABLE, REGION_VARIABLE)
 class BootProcess:
     """Running boot command."""
 
-    def __init__(self, boot: Boot, notice: Path, grace_seconds: float = GRACE_SECONDS) -> None:
+    def __init__(self, boot: Boot, notice: Path) -> None:
         self._notice = notice
-        self._grace = grace_seconds
         self._shutdown = threading.Event()
         env = {**boot.env, NOTICE_FILE_VARIABLE: str(notice)}
         self._process = subprocess.Popen(boot.argv, env=env, stdin=subprocess.DEVNULL)
@@ -124,8 +123,8 @@ class BootProcess:
         while self._process.poll() is None and not self._shutdown.is_set():
             self._shutdown.wait(POLL_SECONDS)
         if self._process.poll() is None:
-            write_notice(self._notice, NoticeKind.TERMINATE, self._grace)
-            self._await(self._grace)
+            write_notice(self._notice, NoticeKind.TERMINATE, GRACE_SECONDS)
+            self._await(GRACE_SECONDS)
             self._process.terminate()
             self._await(STOP_SECONDS)
         status = kill(self._process)
