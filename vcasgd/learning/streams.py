@@ -302,13 +302,8 @@ class StreamLayout:
 
     def _turn(self, group: Sequence[int], start: int) -> int:
         """Return the turn, counted from 0, in which a group comes to its sample ``start``."""
-        low, high = 0, start // self.chunk
-        while low < high:
-            middle = (low + high + 1) // 2
-            low, high = (
-                (middle, high) if self._before(group, middle) <= start else (low, middle - 1)
-            )
-        return low
+        turns = range(start // self.chunk + 1)
+        return bisect_right(turns, start, key=lambda turn: self._before(group, turn)) - 1
 
     def _before(self, group: Sequence[int], turn: int) -> int:
         return sum(min(self.lengths[shard], turn * self.chunk) for shard in group)
@@ -316,12 +311,7 @@ class StreamLayout:
 
 def joined(indices: Sequence[int]) -> Iterator[tuple[int, int]]:
     """Yield the ranges ``[start, stop)`` of consecutive numbers in a sequence."""
-    start = stop = None
-    for index in indices:
-        if start is None or index != stop:
-            if start is not None and stop is not None:
-                yield start, stop
-            start = index
-        stop = index + 1
-    if start is not None and stop is not None:
-        yield start, stop
+    numbers = np.array(indices, dtype=np.int64)
+    for run in np.split(numbers, np.flatnonzero(np.diff(numbers) != 1) + 1):
+        if len(run):
+            yield int(run[0]), int(run[-1]) + 1
