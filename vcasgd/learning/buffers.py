@@ -10,13 +10,11 @@ shorter than they are, so a version has those of one worker.
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
@@ -24,6 +22,7 @@ from torch.nn.modules.dropout import _DropoutNd
 
 from vcasgd.errors import SpecError
 from vcasgd.learning.base import as_real, buffers_of, parameters_of, persistent_names, uncompiled
+from vcasgd.learning.draws import random_state, restore_random_state
 from vcasgd.learning.layout import BESIDE, TensorKind
 from vcasgd.task.task import Task, user_code
 
@@ -265,14 +264,13 @@ def untouched(module: nn.Module) -> Iterator[Callable[[], None]]:
 @contextmanager
 def same_random_numbers(module: nn.Module) -> Iterator[None]:
     """Keep the random state of torch, on the module's devices, too, of numpy, and of Python."""
-    python, numpy = random.getstate(), np.random.get_state()
+    state = random_state()
     gpus = {each.device for each in module.parameters() if each.is_cuda}
     try:
         with torch.random.fork_rng(devices=list(gpus)):
             yield
     finally:
-        random.setstate(python)
-        np.random.set_state(numpy)
+        restore_random_state(state)
 
 
 def rest(module: nn.Module) -> None:
