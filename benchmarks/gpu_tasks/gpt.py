@@ -61,5 +61,9 @@ class Gpt(vcasgd.Task):
         inputs, targets = batch
         return functional.cross_entropy(model(inputs).flatten(0, 1), targets.flatten())
 
+    def evaluate(self, model: nn.Module, batch: Any) -> dict[str, Tensor]:
+        count = torch.tensor(len(batch[0]))
+        return {"loss": self.loss(model, batch) * count, "count": count}
+
     def optimizer(self, parameters: Iterable[nn.Parameter]) -> Optimizer:
         return torch.optim.AdamW(parameters, lr=3e-4, betas=(0.9, 0.95), weight_decay=0.1)

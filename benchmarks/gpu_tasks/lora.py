@@ -46,5 +46,9 @@ class Lora(vcasgd.Task):
         loss: Tensor = model(input_ids=inputs, labels=inputs).loss
         return loss
 
+    def evaluate(self, model: nn.Module, batch: Any) -> dict[str, Tensor]:
+        count = torch.tensor(len(batch[0]))
+        return {"loss": self.loss(model, batch) * count, "count": count}
+
     def optimizer(self, parameters: Iterable[nn.Parameter]) -> Optimizer:
         return torch.optim.AdamW(parameters, lr=1e-4)

@@ -105,5 +105,9 @@ class Classify(vcasgd.Task):
         pixels, labels = batch
         return functional.cross_entropy(model(pixels.float() / 255), labels)
 
+    def evaluate(self, model: nn.Module, batch: Any) -> dict[str, Tensor]:
+        count = torch.tensor(len(batch[1]))
+        return {"loss": self.loss(model, batch) * count, "count": count}
+
     def optimizer(self, parameters: Iterable[nn.Parameter]) -> Optimizer:
         return torch.optim.SGD(parameters, lr=0.1, momentum=0.9)
