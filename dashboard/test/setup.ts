@@ -17,6 +17,8 @@ vi.stubGlobal("matchMedia", (query: string) => ({
   addEventListener() {},
   removeEventListener() {},
 }));
+// The editor asks where text is.
+Range.prototype.getClientRects = () => document.createElement("i").getClientRects();
 
 // Tests must not fail on a busy machine.
 configure({ asyncUtilTimeout: 10_000 });
