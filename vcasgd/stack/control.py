@@ -173,10 +173,10 @@ def down(settings: Settings, progress: Callable[[str], None] = lambda _: None) -
     :class:`StackError` if it does not stop, or if machines may still run.
     """
     home = StackHome(settings.home)
-    was_running = is_running(home.path)
-    if was_running:
+    was_running, lock = is_running(home.path), None
+    while home.path.is_dir() and (lock := home.acquire()) is None:
+        # Another command can take the lock that a stack has just released.
         _terminate(home, progress)
-    lock = home.acquire() if home.path.is_dir() else None
     if lock is not None:
         with lock:
             state = StackState.read_or_new(home.path)
