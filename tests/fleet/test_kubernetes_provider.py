@@ -230,7 +230,7 @@ def test_a_program_for_credentials_that_hangs_is_ended(
     plugin = {"apiVersion": _VERSION, "command": "./login", "args": ["for", "600"]}
     monkeypatch.setenv("KUBECONFIG", str(api.write_kubeconfig(tmp_path / "config", exec=plugin)))
     before = (tmp_path / "config").read_text()
-    monkeypatch.setattr(provider_module, "_PLUGIN_SECONDS", 0.5)
+    monkeypatch.setattr(provider_module, "PLUGIN_SECONDS", 0.5)
 
     # When it is asked, then each call ends soon
     provider = KubernetesProvider("c", [spec_of()], JoinedFleet())

@@ -102,7 +102,7 @@ class BatchLoader:
         #: True if an iteration in a job is an epoch, which is the last one that was started.
         self._by_epoch = True
         self._epoch = -1
-        #: Where the loop has begun its first iteration.
+        #: Frame that runs the loop over the batches; None before its first batch.
         self._frame: FrameType | None = None
         #: Mean loss of the present step in a job; None without a step.
         self._mean: float | None = None

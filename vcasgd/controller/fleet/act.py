@@ -161,11 +161,8 @@ class MachineActuator:
 
     def _begin(self, request: Mapping[str, Any], *, late: bool) -> None:
         """Request the eviction or the end of a machine, once it is known which machines exist."""
-        machine, kill, cloud = (
-            request.get("machine", ""),
-            bool(request.get("kill")),
-            self._fleet.cloud,
-        )
+        machine, kill = request.get("machine", ""), bool(request.get("kill"))
+        cloud = self._fleet.cloud
         try:
             if request["kind"] != "evict":
                 raise FleetError(f"unknown request {request['kind']}")

@@ -60,7 +60,7 @@ AT_A_TIME = 10
 #: Seconds to connect, and to wait for an answer.
 _TIMEOUT = (5, 20)
 #: Seconds for a program that the kubeconfig names for credentials.
-_PLUGIN_SECONDS = 20.0
+PLUGIN_SECONDS = 20.0
 #: Pods in one answer.
 _PAGE = 500
 
@@ -205,7 +205,7 @@ def _load_kubeconfig(files: str, context: str | None, settings: client.Configura
         user = entry.value.get("user") or {}
         if plugin := user.get("exec"):
             command = [plugin["command"], *(plugin.get("args") or ())]
-            limit = ["-k", "1", str(_PLUGIN_SECONDS)]
+            limit = ["-k", "1", str(PLUGIN_SECONDS)]
             limited = {**plugin, "command": "timeout", "args": [*limit, *command]}
             # A copy, so that the library doesn't save it in the file.
             entry.value = {**entry.value, "user": {**user, "exec": limited}}
