@@ -9,6 +9,7 @@ back: :meth:`OwnCopy.next_turn`.
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -63,6 +64,8 @@ class OwnCopy:
         version that has only its own updates. Vectors may be ``mapped``.
         """
         self._links, self._bases, self._encoders = links, bases, encoders
+        #: For one shard at a time: several would take the processors from training.
+        self._encoding = threading.Lock()
         self._layout, self._device = layout, device
         self._rollbacks, self._adopts = base.rollbacks, adopts
         self._parts = [OwnPart(link.part, base.floats, device, mapped=mapped) for link in links]
@@ -228,7 +231,8 @@ class OwnCopy:
 
     def _encode(self, link: ShardLink, difference: Difference, *, last: bool) -> EncodedVector:
         vector = link.with_vector_slot(difference.compute)
-        return self._encoders[link.part.shard].encode_part(vector, self._rollbacks, last=last)
+        with self._encoding:
+            return self._encoders[link.part.shard].encode_part(vector, self._rollbacks, last=last)
 
     def _end_turn(self) -> None:
         turn = self._turn
