@@ -64,7 +64,7 @@ class OwnCopy:
         version that has only its own updates. Vectors may be ``mapped``.
         """
         self._links, self._bases, self._encoders = links, bases, encoders
-        #: For one shard at a time: several would take the processors from training.
+        #: Held while a part is encoded: several at a time would take the processors from training.
         self._encoding = threading.Lock()
         self._layout, self._device = layout, device
         self._rollbacks, self._adopts = base.rollbacks, adopts
