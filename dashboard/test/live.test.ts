@@ -85,6 +85,35 @@ test("the browser reopens a broken stream", () => {
   stop();
 });
 
+test("a hidden tab keeps no connection, of which a browser has six for all tabs", () => {
+  const states: string[] = [];
+  const show = (visible: boolean) => {
+    Object.defineProperty(document, "hidden", { configurable: true, value: !visible });
+    document.dispatchEvent(new Event("visibilitychange"));
+  };
+  show(false);
+  const stop = follow(
+    "/x",
+    ["job"],
+    () => {},
+    (state) => states.push(state),
+  );
+  expect(Source.created).toHaveLength(0);
+  show(true);
+  latest().onopen();
+  latest().handlers.get("job")?.({ data: "one", lastEventId: "7-0" });
+  show(false);
+  expect(latest().readyState).toBe(Source.CLOSED);
+  vi.advanceTimersByTime(60_000);
+  expect(Source.created).toHaveLength(1);
+  show(true);
+  expect(latest().url).toBe("/x?after=7-0");
+  expect(states).toEqual(["connecting", "live", "connecting", "connecting"]);
+  stop();
+  show(true);
+  expect(Source.created).toHaveLength(2);
+});
+
 test("throttled calls are merged, and the last one is never dropped", () => {
   const calls: string[] = [];
   const throttle = throttled((key) => calls.push(key), 1000);

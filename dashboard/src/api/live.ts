@@ -100,7 +100,8 @@ function subject(kind: string, data: string): string {
 
 /**
  * Follows server-sent events. The browser resumes a broken stream after the last event; a refused
- * stream is reopened here with growing pauses.
+ * stream is reopened here with growing pauses. Hidden tabs have no stream, because a browser opens
+ * only six connections to a site: with as many streams, no other page would load.
  */
 export function follow(
   url: string,
@@ -134,21 +135,29 @@ export function follow(
       });
     }
   };
-  const reopen = () => {
+  const close = () => {
     clearTimeout(timer);
     source?.close();
-    open();
+  };
+  const reopen = () => {
+    close();
+    if (!document.hidden) open();
+  };
+  const turned = () => {
+    onState("connecting");
+    reopen();
   };
   const lost = () => onState("broken");
-  open();
+  reopen();
   window.addEventListener("offline", lost);
   // Reconnect at once when the network returns.
   window.addEventListener("online", reopen);
+  document.addEventListener("visibilitychange", turned);
   return () => {
+    document.removeEventListener("visibilitychange", turned);
     window.removeEventListener("online", reopen);
     window.removeEventListener("offline", lost);
-    clearTimeout(timer);
-    source?.close();
+    close();
   };
 }
 
