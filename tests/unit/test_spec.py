@@ -6,7 +6,7 @@ import contextlib
 import json
 import math
 import time
-from datetime import timedelta
+from datetime import date, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -305,9 +305,11 @@ def test_labels_of_the_job_and_of_its_data_add_up() -> None:
         ({"finish_by": "1970-01-01T01:00+01:00"}, 0.0),
         ({"finish_by": "1970-01-02T00:00Z"}, 86_400.0),
         ({"finish_by": "1970-01-02T00:00"}, 86_400.0 + time.timezone),
+        ({"finish_by": "1970-01-02"}, 86_400.0 + time.timezone),
+        ({"finish_by": date(1970, 1, 2)}, 86_400.0 + time.timezone),
     ],
 )
-def test_deadline(fields: dict[str, str], deadline: float | None) -> None:
+def test_deadline(fields: dict[str, Any], deadline: float | None) -> None:
     assert spec(**fields).deadline(1_000.0) == deadline
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from datetime import datetime, timedelta
+from datetime import date, datetime, timedelta
 from math import isfinite
 from typing import Annotated, Any
 
@@ -84,13 +84,14 @@ Duration = Annotated[
 
 
 def parse_moment(value: object) -> datetime:
-    """Parse a time such as ``2026-12-01T08:00`` or ``2026-12-01T08:00+01:00``.
+    """Parse a time such as ``2026-12-01T08:00+01:00``, or a day, which is its start.
 
     Without an offset, it is in the time zone of this computer. Raises :class:`ValueError`.
     """
+    text = value.isoformat() if isinstance(value, date) else value  # YAML reads days and times
     try:
-        at = datetime.fromisoformat(value.strip()) if isinstance(value, str) else value
-        if isinstance(at, datetime):
+        if isinstance(text, str):
+            at = datetime.fromisoformat(text.strip())
             return at if at.tzinfo else at.astimezone()
     except (ValueError, OverflowError):
         pass
