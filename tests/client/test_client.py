@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -284,6 +285,17 @@ def test_missing_api_is_an_error_with_a_remedy() -> None:
 def test_response_that_is_none_is_an_error(answer: Answer, text: str) -> None:
     with fake_api(answer) as client, pytest.raises(ApiError, match=text):
         client.jobs()
+
+
+def test_what_no_request_can_contain_is_an_error(api: Api, client: Client) -> None:
+    job = client.job(api.submit())
+    for send in (
+        lambda: client.evict(machine="m-1", notice_seconds=math.inf),
+        lambda: job.change(weight=math.nan),
+        lambda: client.submit(spec(), zipped(), "schlüssel"),
+    ):
+        with pytest.raises(SpecError, match="the request can't be sent"):
+            send()
 
 
 @pytest.mark.parametrize("url", ["nonsense", "ftp://127.0.0.1/", "http://127.0.0.1:x/"])

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 from support.api_harness import Api
+from support.waiting import PATIENCE
 
 from vcasgd.client import Client
 from vcasgd.errors import ApiError, Conflict, SpecError, StackError
@@ -113,3 +115,21 @@ def test_a_client_without_arguments_finds_the_local_stack(
     with StackHome(tmp_path).acquire() as lock, Client() as client:
         assert lock is not None
         assert client.me().name == "bootstrap"
+
+
+def test_a_local_stack_that_starts_its_api_again_is_waited_for(
+    own_api: Api, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("VCASGD_HOME", str(own_api.home))
+    StackState(api_url=own_api.url).write(own_api.home)
+    (own_api.home / "token").write_text(own_api.token)
+    with StackHome(own_api.home).acquire(), Client() as client:
+        job = client.job(own_api.submit())
+        own_api.kill()
+        with pytest.raises(ApiError, match="no answer") as caught:
+            list(job.events(follow=True, patience=0.1))
+        with ThreadPoolExecutor(1) as pool:
+            jobs = pool.submit(client.jobs)
+            own_api.start()
+            assert [each.id for each in jobs.result(PATIENCE)] == [job.id]
+    assert "the stack starts its API again" in (caught.value.remedy or "")

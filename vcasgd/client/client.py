@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from vcasgd.client.following import PATIENCE_SECONDS, SILENCE_SECONDS, messages
 from vcasgd.client.job import Job, submitted
 from vcasgd.client.secrets import check_secret_files, read_secrets
-from vcasgd.client.transport import FILE_SECONDS, PAGE, Transport, find_api, path_of
+from vcasgd.client.transport import FILE_SECONDS, PAGE, Transport, find_api, local_home, path_of
 from vcasgd.errors import Conflict, NotFound
 from vcasgd.schemas.costs import PlanView, SpendView
 from vcasgd.schemas.fleet import (
@@ -107,7 +107,9 @@ class Client:
         """
         settings = load_settings()
         url, token = find_api(url, token, settings)
-        self._api = Transport(url, token, timeout, ca_file or settings.ca_file)
+        self._api = Transport(
+            url, token, timeout, ca_file or settings.ca_file, home=local_home(url, settings)
+        )
 
     def __repr__(self) -> str:
         return f"Client({self._api.url!r})"

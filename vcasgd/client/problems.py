@@ -6,11 +6,13 @@ import ssl
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from http import HTTPStatus
+from pathlib import Path
 from typing import Any
 
 import httpx
 
 from vcasgd.errors import ApiError, Conflict, Forbidden, NotFound, Unauthorized, VcasgdError
+from vcasgd.fleet.providers.local.machine import is_locked
 from vcasgd.schemas.service import PROBLEMS
 
 #: Error classes by the last part of a problem's ``type``. What may work later is an `ApiError`.
@@ -35,8 +37,11 @@ def may_work_later(error: ApiError) -> bool:
 
 
 def was_busy(error: ApiError) -> bool:
-    """Return True if the API refused the request unseen, because too many are in progress."""
-    return error.status == HTTPStatus.TOO_MANY_REQUESTS
+    """Return True if the API has not seen the request, and takes it soon.
+
+    Too many are in progress, or the stack on this machine starts its API again.
+    """
+    return error.status == HTTPStatus.TOO_MANY_REQUESTS or "restarts" in error.details
 
 
 def _refused_certificate(error: BaseException | None) -> ssl.SSLCertVerificationError | None:
@@ -46,8 +51,8 @@ def _refused_certificate(error: BaseException | None) -> ssl.SSLCertVerification
 
 
 @contextmanager
-def mapped_errors(url: str) -> Iterator[None]:
-    """Raise errors of httpx as :class:`ApiError`."""
+def mapped_errors(url: str, home: Path | None = None) -> Iterator[None]:
+    """Raise errors of httpx as :class:`ApiError`. ``home``: that of the stack, if it is local."""
     try:
         yield
     except httpx.TransportError as error:
@@ -58,10 +63,14 @@ def mapped_errors(url: str) -> Iterator[None]:
                 status=UNTRUSTED,
             ) from error
         kind = type(error).__name__
-        remedy = "check the URL, tunnel, and firewall"
-        if not url.lower().startswith("https:"):  # The API of a local stack has no TLS.
+        remedy, details = "check the URL, tunnel, and firewall", {}
+        if home and is_locked(home / "stack.lock"):
+            remedy = "the stack starts its API again: try again, or see vcasgd status"
+            details = {"restarts": True} if isinstance(error, httpx.ConnectError) else {}
+        elif not url.lower().startswith("https:"):  # The API of a local stack has no TLS.
             remedy = f"start a local stack with vcasgd up, or {remedy}"
-        raise ApiError(f"no answer from {url}: {error or kind}", remedy=remedy) from error
+        message = f"no answer from {url}: {error or kind}"
+        raise ApiError(message, remedy=remedy, **details) from error
     except (httpx.InvalidURL, httpx.HTTPError) as error:
         raise ApiError(f"{url}: {error}") from error
 

@@ -28,7 +28,7 @@ from vcasgd.spec.problems import first_mistake
 PAGE = 1000
 #: Timeout in seconds for files, which the API may have to transfer from or to a remote storage.
 FILE_SECONDS = 300.0
-#: Seconds for which a request is repeated while the token has too many in progress.
+#: Seconds for which a request is repeated that the API has not seen.
 BUSY_SECONDS = 15.0
 
 _EVENT_STREAM = {"Accept": "text/event-stream"}
@@ -57,9 +57,13 @@ class Transport:
         ca_file: Path | None = None,
         tls: ssl.SSLContext | None = None,
         headers: Mapping[str, str] | None = None,
+        home: Path | None = None,
     ) -> None:
-        """Connect at the first request. ``tls`` replaces the usual trust and ``ca_file``."""
-        self._timeout = timeout
+        """Connect at the first request. ``tls`` replaces the usual trust and ``ca_file``.
+
+        ``home``: that of the stack, if it is on this machine.
+        """
+        self._timeout, self._home = timeout, home
         self.url = _without_password(url)
         https = url.lower().startswith("https:")
         verify = tls or trusted(ca_file) if https else True
@@ -79,13 +83,17 @@ class Transport:
     def call(self, method: str, path: str, **options: Any) -> httpx.Response:
         """Send a request and return its successful response.
 
-        A request that the API refuses because the token has too many in progress is sent again
-        for a few seconds.
+        A request that the API refuses because the token has too many in progress, or that meets
+        the restart of a local one, is sent again for a few seconds. Raises :class:`SpecError` for
+        what no request can contain.
         """
 
         def send() -> httpx.Response:
-            with mapped_errors(self.url):
-                response = self._http.request(method, path, **options)
+            try:
+                with mapped_errors(self.url, self._home):
+                    response = self._http.request(method, path, **options)
+            except ValueError as error:  # such as an infinite number, or a header with an umlaut
+                raise SpecError(f"the request can't be sent: {error}") from error
             raise_for_problem(response)
             return response
 
@@ -170,7 +178,7 @@ class Transport:
     ) -> Iterator[httpx.Response]:
         timeout = httpx.Timeout(self._timeout, read=read_timeout)
         with (
-            mapped_errors(self.url),
+            mapped_errors(self.url, self._home),
             self._http.stream("GET", path, headers=headers, timeout=timeout) as response,
         ):
             if not response.is_success:
@@ -280,7 +288,7 @@ def find_api(url: str | None, token: str | None, settings: Settings) -> tuple[st
     if token is None and settings.token is not None:
         token = settings.token.get_secret_value()
     # The local stack's token is never sent to another host.
-    if token is None and _stored_url(home) == url.rstrip("/"):
+    if token is None and local_home(url, settings):
         token = _text(home / "token")
     if token is None:
         raise Unauthorized(
@@ -288,6 +296,11 @@ def find_api(url: str | None, token: str | None, settings: Settings) -> tuple[st
             remedy="set VCASGD_TOKEN, or use --token; an administrator has vcasgd token create",
         )
     return url, token
+
+
+def local_home(url: str, settings: Settings) -> Path | None:
+    """Return the home of the user's stack if its API has this address."""
+    return settings.home_path if _stored_url(settings.home_path) == url.rstrip("/") else None
 
 
 def _running(home: Path) -> str:
