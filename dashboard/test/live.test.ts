@@ -178,4 +178,9 @@ test("changes are applied to cached lists, and lists that are not cached stay so
   send("job", created);
   send("job", { ...old, state: "succeeded" });
   expect(queries.getQueryData(OVERVIEW)).toEqual([created, { ...old, state: "succeeded" }]);
+
+  queries.setQueryData(["job", "old-1", "view"], old);
+  send("fleet", { deleted: ["old-1", "older-1"] });
+  expect(queries.getQueryData(OVERVIEW)).toEqual([created]);
+  expect(queries.getQueryData(["job", "old-1", "view"])).toBeUndefined();
 });

@@ -64,6 +64,15 @@ def test_stream_sends_the_state_and_its_changes(api: Api, http: httpx.Client) ->
         assert until(messages, "job", id=job, state="running")[1]["fraction"] == 0.0
 
 
+def test_stream_names_deleted_jobs(api: Api, http: httpx.Client) -> None:
+    job = api.submit()
+    api.finish(job)
+    with following(http) as messages:
+        until(messages, "fleet", deleted=[])
+        assert http.delete(f"jobs/{job}").is_success
+        until(messages, "fleet", deleted=[job])
+
+
 def test_only_what_changed_is_sent(api: Api, http: httpx.Client) -> None:
     job = api.submit()
     rows = {f"i-{number}": machine_row(f"i-{number}") for number in range(500)}

@@ -54,6 +54,8 @@ LINGER_SECONDS = 5.0
 CHECK_SECONDS = 1.0
 #: Newest jobs that are observed beside the active ones, because a page shows how they ended.
 NEWEST_JOBS = 20
+#: Jobs deleted last that each state names; a command deletes fewer between two states.
+DELETED_JOBS = 100
 #: Newest events that all readers share, and those that a reader further behind reads at a time.
 MAX_SHARED_EVENTS, MAX_EVENTS = 1000, 200
 #: Machines in one message.
@@ -269,6 +271,7 @@ class Platform:
             joined=sum(bool(row.joined) for row in rows),
             blocked={name: row["reason"] for name, row in pools.items() if row.get("reason")},
             usd_per_hour=sum(row.price_per_hour or 0.0 for row in rows),
+            deleted=self._jobs.deleted(DELETED_JOBS),
         )
 
     def _store(self) -> StoreBrief:

@@ -334,13 +334,14 @@ class MachinesBrief(Schema):
 
 
 class FleetBrief(Schema):
-    """Sums over all machines."""
+    """Sums over all machines, and what left the lists of jobs."""
 
     controller: bool = Field(description="True if a controller is running.")
     machines: int
     joined: int = Field(description="Machines that are part of the cluster.")
     blocked: dict[str, str] = Field(description="Reasons of pools that are backing off.")
     usd_per_hour: float
+    deleted: list[str] = Field(default=[], description="Jobs that were deleted last.")
 
 
 class NodeBrief(Schema):

@@ -29,6 +29,17 @@ export function patch(queries: QueryClient, kind: string, data: string) {
     const job = JSON.parse(data) as Brief;
     apply<Brief[]>(queries, OVERVIEW, (jobs) => withJob(jobs, job));
   }
+  if (kind === "fleet") {
+    const { deleted = [] } = JSON.parse(data) as { deleted?: string[] };
+    const stays = ({ id }: Brief) => !deleted.includes(id);
+    const shown = queries.getQueryData<Brief[]>(OVERVIEW);
+    if (!shown?.every(stays)) apply<Brief[]>(queries, OVERVIEW, (jobs) => jobs.filter(stays));
+    for (const id of deleted) {
+      // A page of the job asks for it again, and says that there is none.
+      if (queries.getQueryData(["job", id, "view"]))
+        queries.resetQueries({ queryKey: ["job", id] });
+    }
+  }
   if (kind === "machines") {
     const changes = JSON.parse(data) as Machines;
     apply<Machine[]>(queries, MACHINES, (machines) => withMachines(machines, changes));

@@ -182,6 +182,10 @@ class Jobs(EventLog):
         """Return the IDs of the newest jobs, newest first; of all jobs if ``most`` is 0."""
         return [job.decode() for job in self._ledger.zrevrange(names.JOBS, 0, most - 1)]
 
+    def deleted(self, most: int) -> list[str]:
+        """Return the IDs of the ``most`` jobs that were deleted last, within some minutes."""
+        return [job.decode() for job in self._ledger.zrevrange(names.DELETED, 0, most - 1)]
+
     def states(self) -> Counter[JobState]:
         records = (LedgerKeys(job).record for job in self.newest(0))
         values = self._ledger.of_each("HGET", records, "state")
