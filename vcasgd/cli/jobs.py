@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 import typer
 from rich.console import Console
@@ -14,7 +14,7 @@ from rich.console import Console
 from vcasgd.cli.follow import event_line, log_line, statuses
 from vcasgd.cli.follow import follow as show_progress
 from vcasgd.cli.jobfile import load_job, show_warnings
-from vcasgd.cli.money import Changes, FinishBy, Within, confirm, deadline_changes
+from vcasgd.cli.money import Changes, FinishBy, Within, checked, confirm, deadline_changes
 from vcasgd.cli.output import (
     INTERRUPTED,
     Columns,
@@ -64,6 +64,7 @@ _JOBS: Columns = {
 }
 #: Names that jobs are filtered by.
 STATES = (*JobState, "active", "queued")
+Row = TypeVar("Row", EventRow, LogRow)
 Follow = Annotated[
     bool, typer.Option("--follow", "-f", help="Stream new entries until the job ends.")
 ]
@@ -74,14 +75,6 @@ def _due(row: Mapping[str, Any]) -> str | None:
     if at is None or row["ended_at"] is not None:
         return None
     return until(at) if at > time.time() else "missed"
-
-
-def _seconds(text: str) -> float:
-    """Parse a duration of the command line."""
-    try:
-        return parse_duration(text).total_seconds()
-    except ValueError as error:
-        raise typer.BadParameter(str(error)) from None
 
 
 def state_name(text: str) -> str:
@@ -192,11 +185,7 @@ def events(
     """Print the events of a job. With --json --follow, print one object per line."""
     with open_client(url, token) as client, _interruptible(job):
         stream = client.job(job).events(follow=following)
-        if as_json:
-            _show_stream(stream, following)
-            return
-        for event in stream:
-            out.print(event_line(event))
+        _show_stream(stream, event_line, following=following, as_json=as_json)
 
 
 def logs(
@@ -209,10 +198,10 @@ def logs(
         str | None, typer.Option(help="Show only workers whose name contains this.")
     ] = None,
     since: Annotated[
-        float | None,
+        str | None,
         typer.Option(
             metavar="DURATION",
-            parser=_seconds,
+            parser=checked(parse_duration),
             help="Show only lines newer than this, such as 10m.",
         ),
     ] = None,
@@ -225,16 +214,12 @@ def logs(
     token: Token = None,
 ) -> None:
     """Print what a job's workers print and log. With --json --follow, one object per line."""
-    start = None if since is None else time.time() - since
+    start = time.time() - parse_duration(since).total_seconds() if since else None
     with open_client(url, token) as client, _interruptible(job):
         stream = client.job(job).logs(
             follow=following, tail=tail, worker=worker, since=start, grep=grep
         )
-        if as_json:
-            _show_stream(stream, following)
-            return
-        for line in stream:
-            out.print(log_line(line))
+        _show_stream(stream, log_line, following=following, as_json=as_json)
 
 
 def track(
@@ -301,12 +286,14 @@ def priority_text(priority: str, weight: float) -> str:
     return priority if weight == 1 else f"{priority}, weight {weight:g}"
 
 
-def _show_stream(rows: Iterator[EventRow] | Iterator[LogRow], following: bool) -> None:
-    if not following:
+def _show_stream(
+    rows: Iterator[Row], text: Callable[[Row], str], *, following: bool, as_json: bool
+) -> None:
+    if as_json and not following:
         show_json(list(rows))
         return
     for row in rows:
-        show_json(row)
+        show_json(row) if as_json else out.print(text(row))
 
 
 def _tuned(tuned: TunedView) -> Iterator[str]:

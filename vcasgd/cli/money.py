@@ -59,7 +59,7 @@ Changes = Annotated[
 ]
 
 
-def _checked(parse: Callable[[object], object]) -> Callable[[str], str]:
+def checked(parse: Callable[[object], object]) -> Callable[[str], str]:
     """Return the parser of an option, whose text has to be what ``parse`` takes."""
 
     def text_of(text: str) -> str:
@@ -76,14 +76,14 @@ Within = Annotated[
     str | None,
     typer.Option(
         metavar="DURATION",
-        parser=_checked(parse_duration),
+        parser=checked(parse_duration),
         help="Deadline from now, such as 12h.",
     ),
 ]
 FinishBy = Annotated[
     str | None,
     typer.Option(
-        metavar="TIME", parser=_checked(parse_moment), help="Deadline, such as 2026-12-01T08:00."
+        metavar="TIME", parser=checked(parse_moment), help="Deadline, such as 2026-12-01T08:00."
     ),
 ]
 

@@ -87,7 +87,9 @@ def up(
     home: Home = None,
 ) -> None:
     """Start a stack on this machine, and return when it is ready."""
-    settings = _settings(home, port, store_nodes, replicas, join_port)
+    settings = _settings(
+        home=home, api_port=port, store_nodes=store_nodes, replicas=replicas, join_port=join_port
+    )
     if foreground:
         _run_in_foreground(settings)
     with _interruptible(settings, "the stack goes on starting; stop it with: vcasgd down"):
@@ -105,7 +107,7 @@ def down(home: Home = None) -> None:
 
     Exits with status 1 if machines may still run.
     """
-    settings = _settings(home)
+    settings = _settings(home=home)
     with _interruptible(settings, "the stack goes on stopping; wait for it with: vcasgd down"):
         was_running = stack.down(settings, lambda doing: err.print(f"  {doing}"))
     if was_running:
@@ -119,7 +121,7 @@ def status(as_json: Json = False, home: Home = None, url: Url = None, token: Tok
 
     Exits with status 1 if the stack is not ready.
     """
-    settings = _settings(home)
+    settings = _settings(home=home)
     remote = url is not None or "api_url" in settings.model_fields_set
     value: dict[str, Any] = {} if remote else _local_status(settings)
     if remote or value["phase"] == StackPhase.READY:
@@ -171,20 +173,7 @@ def doctor(as_json: Json = False, url: Url = None, token: Token = None) -> None:
         raise typer.Exit(1)
 
 
-def _settings(
-    home: Path | None,
-    port: int | None = None,
-    store_nodes: int | None = None,
-    replicas: int | None = None,
-    join_port: int | None = None,
-) -> Settings:
-    options = {
-        "home": home,
-        "api_port": port,
-        "store_nodes": store_nodes,
-        "replicas": replicas,
-        "join_port": join_port,
-    }
+def _settings(**options: object) -> Settings:
     update = {name: value for name, value in options.items() if value is not None}
     return load_settings().model_copy(update=update)
 
