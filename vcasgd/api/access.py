@@ -6,7 +6,7 @@ import ipaddress
 from collections.abc import Collection
 from functools import partial
 from typing import Annotated, Any
-from urllib.parse import urlsplit
+from urllib.parse import SplitResult, urlsplit
 
 from fastapi import Depends, Path, Request, Security
 from fastapi.params import Security as SecurityParam
@@ -254,17 +254,11 @@ def cross_site(headers: Headers) -> Forbidden | None:
     """Return the error for a request that a page of another site sent, or None."""
     origin, site = headers.get("origin"), headers.get("sec-fetch-site")
     # schemes are not compared: they differ in front of and behind a proxy that terminates TLS
-    same_origin = origin is None or _netloc(origin) == headers.get("host", "").lower()
+    own = _split(origin or "").netloc.lower() or None
+    same_origin = origin is None or own == headers.get("host", "").lower()
     if same_origin and site in (None, "same-origin"):
         return None
     return Forbidden("the request comes from another site", remedy="use the dashboard itself")
-
-
-def _netloc(origin: str) -> str | None:
-    try:
-        return urlsplit(origin).netloc.lower() or None
-    except ValueError:
-        return None
 
 
 def _is_local(scope: AsgiScope, headers: Headers) -> bool:
@@ -275,15 +269,16 @@ def _is_local(scope: AsgiScope, headers: Headers) -> bool:
     client = scope.get("client")
     if client is None or any(name in headers for name in _FORWARDED):
         return False
-    host = _hostname(headers.get("host", ""))
+    host = _split(f"//{headers.get('host', '')}").hostname or ""
     return _is_loopback(client[0]) and (host == "localhost" or _is_loopback(host))
 
 
-def _hostname(host: str) -> str:
+def _split(url: str) -> SplitResult:
+    """Return the parts of a URL, which are empty if it is invalid."""
     try:
-        return urlsplit(f"//{host}").hostname or ""
+        return urlsplit(url)
     except ValueError:
-        return ""
+        return urlsplit("")
 
 
 def _is_loopback(address: str) -> bool:

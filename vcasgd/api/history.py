@@ -12,7 +12,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, 
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 import anyio
 from anyio import CapacityLimiter, to_thread
@@ -79,19 +79,14 @@ async def _until_outage(messages: AsyncGenerator[Any, None]) -> AsyncIterator[An
 # -- a job's history ----------------------------------------------------------------------------
 
 
-class Read(Protocol):
-    """Reader of the entries after an ID."""
-
-    def __call__(self, job: str, after: str, *, limit: int) -> list[Entry]: ...
-
-
 @dataclass(frozen=True)
 class Tail:
     """The end of one kind of a job's history."""
 
     jobs: Jobs
     job: str
-    read: Read
+    #: Returns at most ``limit`` entries of a job after an ID.
+    read: Callable[..., list[Entry]]
     #: Returns the type of the message for an entry.
     label: Callable[[Entry], str]
     #: Seconds after the job's end in which entries may still arrive.

@@ -14,14 +14,13 @@ from bisect import bisect_right
 from collections.abc import (
     AsyncGenerator,
     AsyncIterator,
-    Awaitable,
     Callable,
     Collection,
     Iterable,
     Iterator,
     Mapping,
 )
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
@@ -30,6 +29,7 @@ from anyio import CapacityLimiter, to_thread
 from sse_starlette import ServerSentEvent
 
 from vcasgd.api.convert import job_brief
+from vcasgd.api.history import StillValid
 from vcasgd.errors import VcasgdError
 from vcasgd.logging import isolated
 from vcasgd.schemas.base import finite
@@ -90,10 +90,10 @@ class PlatformState:
     #: Jobs whose events the stream contains.
     jobs: tuple[str, ...]
     #: Time of the observation, in ms of the ledger's clock; it contains all earlier events.
-    at: int
+    at: int = field(compare=False)
     #: The newest events before that time; all of them after ``events_since``.
     events: tuple[SharedEvent, ...]
-    events_since: EventCursor
+    events_since: EventCursor = field(compare=False)
 
     def messages(self, before: PlatformState | None, cursor: EventCursor) -> Iterator[bytes]:
         """Yield what is different from an earlier state, or all, with a position."""
@@ -119,15 +119,11 @@ class Platform:
         self._error: Exception | None = None
         self._threads = CapacityLimiter(8)
 
-    async def newest(self) -> PlatformState:
-        """Return the newest state. Raises :class:`~vcasgd.errors.StoreUnavailable`."""
-        return await self._after(None)
-
     async def follow(
         self,
         state: PlatformState,
         cursor: EventCursor,
-        valid: Callable[[], Awaitable[bool]],
+        valid: StillValid,
     ) -> AsyncGenerator[bytes, None]:
         """Yield a state, then its changes, and all events after a position, in blocks.
 
@@ -147,7 +143,7 @@ class Platform:
                 before, newer = state, None
                 while newer is None:
                     with anyio.move_on_after(CHECK_SECONDS):
-                        newer = await self._after(before)
+                        newer = await self.newest(before)
                     if not await valid():
                         return
                 state = newer
@@ -189,8 +185,11 @@ class Platform:
 
     # -- the task ------------------------------------------------------------------------------
 
-    async def _after(self, before: PlatformState | None) -> PlatformState:
-        """Return the newest state once it differs from ``before``."""
+    async def newest(self, before: PlatformState | None = None) -> PlatformState:
+        """Return the newest state once it differs from ``before``.
+
+        Raises :class:`~vcasgd.errors.StoreUnavailable`.
+        """
         self._used_at = time.monotonic()
         if self._task is None:
             self._state = self._error = None
@@ -208,7 +207,7 @@ class Platform:
                 state = await self._in_thread(partial(self._observation, before))
                 self._error = None
                 # The same object means that nothing has changed.
-                self._state = before if before and _same(before, state) else state
+                self._state = before if before == state else state
             except Exception as error:
                 if not isinstance(error, VcasgdError):
                     log.exception("the platform can't be observed")
@@ -281,12 +280,6 @@ class Platform:
             for node, row in self._servers.all().items()
         }
         return StoreBrief(nodes=nodes, ledger_full=read_gauges(self._ledger).full)
-
-
-def _same(before: PlatformState, after: PlatformState) -> bool:
-    return (before.parts, before.machines, before.events, before.jobs) == (
-        after.parts, after.machines, after.events, after.jobs,
-    )  # fmt: skip
 
 
 def _shared(cursor: EventCursor, event: Mapping[str, Any]) -> SharedEvent:
