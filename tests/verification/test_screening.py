@@ -108,6 +108,18 @@ def test_a_hostile_owner_is_accused(forge: Forge, words: str) -> None:
     assert version <= 2 * WINDOW + 4 <= number
 
 
+@pytest.mark.ci
+def test_an_owner_of_most_updates_is_compared_with_the_others_too() -> None:
+    # Given one that makes seven updates for each of another one
+    owners, updates = (*OWNERS, *6 * OWNERS[-1:]), 2 * WINDOW + 8
+
+    flipped, _ = train(lambda step, _: -step, owners, updates, drift=0.02)
+    honest = train(None, owners, updates, drift=0.02)
+
+    assert {name for _, name, *_ in flipped} == {"mallory"}
+    assert honest == ([], [])
+
+
 def test_a_single_update_that_is_far_too_long_is_refused() -> None:
     accused, refused = train(lambda step, _: 3 * FAR_TOO_LONG * step)
 

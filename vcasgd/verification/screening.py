@@ -24,6 +24,9 @@ import math
 from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from heapq import merge
+from itertools import islice
+from operator import itemgetter
 from statistics import fmean, median, stdev
 
 import torch
@@ -35,7 +38,7 @@ SKETCH = 2048
 WINDOW, STEP = 64, 8
 #: Last updates of an owner that may be wrong once its window looks wrong.
 SUSPECT = 2 * WINDOW
-#: Last updates of all owners that one is compared with, and how many of others are needed.
+#: Last updates of the other owners that one is compared with, and how many are needed.
 RECENT, MIN_RECENT = 32, 12
 #: Times the others' median length from which a single update is refused.
 FAR_TOO_LONG = 50.0
@@ -93,7 +96,8 @@ class _Row:
 @dataclass
 class _OwnerHistory:
     rows: deque[_Row] = field(default_factory=lambda: deque(maxlen=SUSPECT))
-    measures: deque[Measure] = field(default_factory=lambda: deque(maxlen=WINDOW))
+    #: The newest updates, each with its number among those of all owners.
+    measures: deque[tuple[int, Measure]] = field(default_factory=lambda: deque(maxlen=WINDOW))
     count: int = 0
 
     @property
@@ -119,7 +123,7 @@ class Screening:
     def restart(self) -> None:
         """Forget all updates."""
         self._histories: dict[str, _OwnerHistory] = {}
-        self._recent: deque[tuple[str, Measure]] = deque(maxlen=RECENT)
+        self._count = 0
         #: Mean of the models of the last updates.
         self._mean: Tensor | None = None
 
@@ -148,7 +152,7 @@ class Screening:
 
     def refusal(self, owner: str, measure: Measure) -> str | None:
         """Return why a single update is refused, or None."""
-        others = [other.lengths for name, other in self._recent if name != owner]
+        others = [other.lengths for other in self._last_of_others(owner)]
         if owner == OWN or len(others) < MIN_RECENT or not self._others(owner):
             return None
         factor = _excess(measure.lengths, [median(kind) for kind in zip(*others, strict=True)])
@@ -161,18 +165,18 @@ class Screening:
         Returns None if they look right, or can't be judged now.
         """
         history = self._histories.setdefault(owner, _OwnerHistory())
-        others = [other.sketch for name, other in self._recent if name != owner]
+        others = [other.sketch for other in self._last_of_others(owner)]
         agreement, familiarity = _compared(measure.sketch, others)
-        repeated = _repeats(measure, history.measures)
+        repeated = _repeats(measure, (earlier for _, earlier in history.measures))
         self._mean = measure.model.clone() if self._mean is None else self._mean
         self._mean.lerp_(measure.model, 1 / MEAN_WINDOW)
         outward = _cosine(measure.sketch, measure.model - self._mean)
         history.rows.append(
             _Row(version, measure.lengths, repeated, agreement, familiarity, outward)
         )
-        history.measures.append(measure)
+        history.measures.append((self._count, measure))
         history.count += 1
-        self._recent.append((owner, measure))
+        self._count += 1
         if owner == OWN or history.count % STEP:
             return None
         judged_by, window = self._others(owner), history.window
@@ -193,6 +197,12 @@ class Screening:
         """
         history = self._histories.get(owner)
         return None if history is None else history.rows[0].version
+
+    def _last_of_others(self, owner: str) -> list[Measure]:
+        """Return the last updates of all others, however many the owner made meanwhile."""
+        others = [reversed(h.measures) for name, h in self._histories.items() if name != owner]
+        newest_first = merge(*others, key=itemgetter(0), reverse=True)
+        return [measure for _, measure in islice(newest_first, RECENT)]
 
     def _others(self, owner: str) -> list[_OwnerHistory]:
         """Return the histories that an owner is compared with; empty while they are too few."""
