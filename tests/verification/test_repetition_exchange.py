@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import pytest
 import torch
 from support.harness import RedisServer
+from support.repeated import Machine, Noisy
 from support.servers import allow_database, url_of
 from support.world import World
 
@@ -18,12 +19,15 @@ from vcasgd.store.connection import RedisClient, connect
 from vcasgd.store.ledger.untrusted import Invalid
 from vcasgd.verification.exchange import (
     KEPT_SECONDS,
+    Claims,
     RepetitionExchange,
     RepetitionRequest,
     RepetitionResult,
     RepetitionTask,
     StateSizes,
 )
+from vcasgd.verification.verifier import Verifier
+from vcasgd.worker.interval import encoded_counters
 
 SECRET = "a secret of the cluster"
 EVE, OWN = "job.join-eve-1", "job.own"
@@ -161,3 +165,41 @@ def test_a_server_that_is_nearly_full_has_no_room(parties: Parties, world: World
         assert not parties.server.has_room(4 * used)
     finally:
         world.tensors.config_set("maxmemory", 0)
+
+
+@pytest.mark.parametrize(("seconds", "outcome"), [(60.0, "repeated"), (0.0, "unable")])
+def test_a_repetition_that_takes_too_long_ends(
+    parties: Parties, world: World, seconds: float, outcome: str
+) -> None:
+    # Given a machine of one's own that has trained, and an interval of a volunteer's
+    volunteer, own = Machine(Noisy()), Machine(Noisy(), subtask=1)
+    own.interval()
+    verifier = Verifier(parties.clients[OWN], world.job, OWN, lambda: False, seconds)
+    verifier.end(own.learner, f"{OWN}.1", 0)
+    base = volunteer.base[0]
+    before, trained, after, facts = volunteer.interval()
+    parties.server.request(parties.request, base, trained.update[:])
+    parties.eve.upload(parties.request, before.to_bytes(), after.to_bytes())
+    claims = Claims(planned=facts.planned, before=before.digest, after=after.digest)
+    header, _ = world.update(facts.subtask, facts.start, facts.stop, 1, worker=EVE)
+    counters = encoded_counters(trained.integers)
+    more = {"batch": facts.batch, "claims": claims.model_dump_json(), "integers": counters}
+    sizes = parties.server.answer(parties.request)
+    assert sizes is not None
+    task = RepetitionTask(
+        id=parties.request.id,
+        by=OWN,
+        header=header.model_copy(update=more).model_dump_json(),
+        integers=encoded_counters(volunteer.base[1]),
+        restorations=0,
+        sizes=sizes,
+    )
+    parties.server.assign(task)
+
+    # When its time has ended, or not
+    assert verifier.serve(own.learner)
+
+    # Then it trains on
+    result = parties.server.result(task)
+    assert result is not None
+    assert result.outcome == outcome, result

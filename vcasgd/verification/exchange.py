@@ -29,6 +29,8 @@ WRONG_STATE = "state"
 USABLE = 0.8
 #: Seconds after which what belongs to a repetition expires.
 KEPT_SECONDS = 900
+#: Seconds until a result is given up. A hostile interval may have any number of steps.
+RESULT_SECONDS = 120.0
 #: Bytes of a result or of sizes; longer ones aren't read.
 MAX_ANSWER_LENGTH = 1 << 10
 #: Bytes of a task, which contains an update's header.

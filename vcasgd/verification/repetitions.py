@@ -21,6 +21,7 @@ from vcasgd.parameter_server.reports import Reports
 from vcasgd.store.ledger.untrusted import Invalid
 from vcasgd.store.tensors.header import Header
 from vcasgd.verification.exchange import (
+    RESULT_SECONDS,
     WRONG_STATE,
     Claims,
     RepetitionExchange,
@@ -45,9 +46,9 @@ VECTORS = 10
 #: Later updates of a worker without an answer from which it refuses to answer. It looks for
 #: requests before each interval, so an honest one has pushed at most two.
 MAX_LATER = 4
-#: Seconds until a worker has to answer that pushes nothing more, until a result is given up, and
-#: without an update after which a worker isn't asked to repeat.
-ANSWER_SECONDS, RESULT_SECONDS, RECENT_SECONDS = 600.0, 120.0, 60.0
+#: Seconds until a worker has to answer that pushes nothing more, and without an update after which
+#: a worker isn't asked to repeat.
+ANSWER_SECONDS, RECENT_SECONDS = 600.0, 60.0
 #: Workers that are asked to repeat one interval, one after the other.
 MAX_ATTEMPTS = 3
 #: Seconds between two looks for an answer.

@@ -23,6 +23,7 @@ from vcasgd.store.keys import TensorKeys
 from vcasgd.store.ledger.untrusted import Invalid
 from vcasgd.verification.exchange import (
     MAX_DIFFERENCE,
+    RESULT_SECONDS,
     Claims,
     RepetitionExchange,
     RepetitionResult,
@@ -46,6 +47,7 @@ class Verifier(WorkerVerification):
     """Repeats intervals and reports the differences; this worker's training stays the same.
 
     ``after_step`` is called after each repeated step, and is True once the worker has to leave.
+    A repetition ends after so many ``seconds``.
     """
 
     def __init__(
@@ -54,10 +56,12 @@ class Verifier(WorkerVerification):
         job: str,
         worker: str,
         after_step: Callable[[], bool],
+        seconds: float = RESULT_SECONDS,
     ) -> None:
         self._exchange = RepetitionExchange(tensors, TensorKeys(job))
         self._worker = worker
         self._after_step = after_step
+        self._seconds = seconds
         #: The last optimizer that was looked at, and whether its intervals can be repeated.
         self._able: tuple[Optimizer | None, bool] = (None, False)
         self._look_at = 0.0
@@ -113,9 +117,14 @@ class Verifier(WorkerVerification):
             *(header.subtask, header.start, header.stop, claims.planned, header.batch),
             *(header.rollbacks, task.restorations),
         )
-        trained = repeating.repeat(facts, base, before, self._after_step)
-        if self._after_step():
-            return RepetitionResult(outcome="unable", why="the worker had to leave")
+        deadline = time.monotonic() + self._seconds
+
+        def ends() -> bool:
+            return self._after_step() or time.monotonic() > deadline
+
+        trained = repeating.repeat(facts, base, before, ends)
+        if ends():
+            return RepetitionResult(outcome="unable", why="it took too long, or had to leave")
         if header.skipped != trained.skipped:
             raise MalformedState(
                 f"{header.skipped} samples of the interval are skipped, and {trained.skipped} of "
