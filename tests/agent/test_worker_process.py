@@ -55,16 +55,21 @@ def test_a_worker_that_fails_says_why(tmp_path: Path) -> None:
     assert len(str(worker.ended)) <= MAX_REASON_LENGTH
 
 
-def test_code_that_can_not_be_fetched_ends_its_worker(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "error", [PackageError("package 00 is damaged"), ValueError("of a library")]
+)
+def test_code_that_can_not_be_fetched_ends_its_worker(tmp_path: Path, error: Exception) -> None:
     def fail(_order: OrderView, _into: Path) -> None:
-        raise PackageError("package 00 is damaged")
+        raise error
 
     worker = started(tmp_path, fail)
 
-    await_truth(lambda: worker.ended is not None)
-    worker.update()
+    def ended() -> str | None:
+        worker.update()
+        return worker.ended
+
+    assert await_truth(ended) == f"its code can't be fetched: {error}"
     assert worker.failed
-    assert worker.ended == "its code can't be fetched: package 00 is damaged"
 
 
 def test_a_worker_that_has_not_started_leaves_and_dies_at_once(tmp_path: Path) -> None:

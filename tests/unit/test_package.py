@@ -149,6 +149,16 @@ class TestUnpack:
         assert seen == [200] * 8
         assert [path.name for path in cache.iterdir()] == [digest_of(data)]
 
+    @pytest.mark.parametrize("compression", [zipfile.ZIP_LZMA, zipfile.ZIP_BZIP2])
+    def test_other_compressions_are_refused(self, tmp_path: Path, compression: int) -> None:
+        buffer = io.BytesIO()
+        with zipfile.ZipFile(buffer, "w", compression) as archive:
+            archive.writestr("train.py", "x = 1")
+        data = buffer.getvalue()
+
+        with pytest.raises(PackageError, match="not deflated"):
+            unpack(data, digest_of(data), tmp_path)
+
     @pytest.mark.parametrize("damage", [b"", b"x", None])
     def test_damaged_package_is_refused(
         self, source: Path, tmp_path: Path, damage: bytes | None

@@ -17,7 +17,6 @@ from vcasgd import container_limits
 from vcasgd.agent import sandbox as inside
 from vcasgd.agent.availability import Terms
 from vcasgd.agent.sandbox import NICENESS
-from vcasgd.errors import VcasgdError
 from vcasgd.fleet.notices import NOTICE_FILE_VARIABLE
 from vcasgd.fork_server import ForkedCommand
 from vcasgd.machine.workers import WorkerProcess
@@ -81,7 +80,7 @@ class JoinedWorker(WorkerProcess):
     def _fetch(self, fetch: Callable[[OrderView, Path], None]) -> None:
         try:
             fetch(self.order, self._code)
-        except (VcasgdError, OSError) as error:
+        except Exception as error:  # noqa: BLE001 - otherwise, it would start without its code
             self._error = f"its code can't be fetched: {error}"
 
     @property

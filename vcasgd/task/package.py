@@ -120,7 +120,7 @@ def check(data: bytes, limit_bytes: int | None = None) -> None:
     except (zipfile.BadZipFile, NotImplementedError, UnicodeDecodeError, ValueError) as error:
         raise PackageError(f"the package is not a readable zip file: {error}") from error
     for member in members:
-        _check_name(member.filename)
+        _check_member(member)
     size = sum(member.file_size for member in members)
     if limit_bytes is not None and size > limit_bytes:
         raise PackageError(
@@ -133,12 +133,16 @@ def _extract(data: bytes, into: Path, limit_bytes: int | None) -> None:
     try:
         with zipfile.ZipFile(io.BytesIO(data)) as archive:
             archive.extractall(into)
-    # RuntimeError: encrypted, or (as NotImplementedError) an unsupported compression.
+    # RuntimeError: encrypted, or (as NotImplementedError) patched data.
     except (zipfile.BadZipFile, zlib.error, EOFError, RuntimeError) as error:
         raise PackageError(f"the package can't be read: {error}") from error
 
 
-def _check_name(name: str) -> None:
+def _check_member(member: zipfile.ZipInfo) -> None:
+    name = member.filename
+    if member.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+        # Others raise errors of their own, and can take gigabytes for a dictionary.
+        raise PackageError(f"the package contains a file that is not deflated: {name!r}")
     if name.startswith("/") or ".." in Path(name).parts or "\\" in name:
         raise PackageError(f"the package contains a file outside itself: {name!r}")
 
