@@ -28,3 +28,4 @@ def test_tunnel_without_sockets_is_noticed(
     with pytest.raises(StackError, match="the sockets for workers are gone"):
         tunnel.check()
     assert "FileNotFoundError" in caplog.text
+    tunnel.stop()

@@ -6,6 +6,7 @@ import contextlib
 import secrets
 import shutil
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -98,9 +99,13 @@ REJOIN_SECONDS = 5.0
 
 
 class LeaveSignals:
-    """Signals to leave: the first one in good order, the second one at once."""
+    """Signals to leave: the first one in good order, the second one at once.
 
-    def __init__(self) -> None:
+    While ``at_once`` is set, there is nothing to leave, and the first one ends the process.
+    """
+
+    def __init__(self, *, at_once: bool = False) -> None:
+        self.at_once = at_once
         self.count = 0
         #: Number of the last one.
         self.number = 0
@@ -118,6 +123,8 @@ class LeaveSignals:
     def _on(self, number: int, _frame: FrameType | None) -> None:
         self.count, self.number = self.count + 1, number
         self._event.set()
+        if self.at_once:
+            sys.exit()
 
     def wait(self, seconds: float) -> bool:
         """Wait for the first signal. Return True if it has come."""
@@ -144,6 +151,7 @@ class Agent:
         it has another version, also if it has changed since.
         """
         joined_before, terms = False, self.terms
+        self.interrupts.at_once = False
         while not self.interrupts.count and not terms.schedule.over(_now()):
             now = _now()
             if (start := terms.schedule.start(now)) > now:

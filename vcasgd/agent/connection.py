@@ -11,7 +11,7 @@ import ssl
 import threading
 from asyncio import StreamReader, StreamWriter
 from collections.abc import Awaitable, Callable, Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
@@ -302,7 +302,8 @@ class Tunnel(threading.Thread):
 
     def stop(self) -> None:
         """Close all connections, and end the thread."""
-        self._loop.call_soon_threadsafe(self._stopped.set)
+        with suppress(RuntimeError):  # It has ended by itself.
+            self._loop.call_soon_threadsafe(self._stopped.set)
         self.join(CONNECT_SECONDS)
 
     async def _serve(self) -> None:

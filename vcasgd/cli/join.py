@@ -170,7 +170,7 @@ def _take_part(
 
     ``machine``: its name, if the stack ordered it.
     """
-    display, interrupts = Display(err), LeaveSignals()
+    display, interrupts = Display(err), LeaveSignals(at_once=True)
     with interrupts.caught():
         try:
             gateway = connect()
