@@ -76,6 +76,19 @@ def test_changing_requests_are_logged_with_the_id(api: Api, http: httpx.Client) 
     assert "POST /api/v1/jobs/none-abc234/pause: 404" in line
 
 
+def test_requests_fill_no_log(api: Api, http: httpx.Client) -> None:
+    # Given requests with long paths, of which one has no token
+    path = f"jobs/{'x' * 5000}/pause"
+    with api.http("wrong") as stranger:
+        assert stranger.post(path, headers={HEADER: "stranger-1"}).status_code == 401
+    http.post(path, headers={HEADER: "long-1"})
+
+    lines = api.log.read_text().splitlines()
+    (line,) = [each for each in lines if "request=long-1" in each]
+    assert len(line) < 500
+    assert not [each for each in lines if "stranger-1" in each]
+
+
 #: IDs of other forms, some of which Redis would take.
 IDS = ("x", "-1", "1-2-3", "9" * 30, "$", "1\n", "\u0663")
 PLACES = ("x", "1", "-", "1-2/a b", "1-2/\u0663")

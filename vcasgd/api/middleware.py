@@ -33,6 +33,8 @@ log = logging.getLogger(__name__)
 
 #: Methods that change nothing; requests with others are logged.
 SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
+#: Characters of a path in the log.
+MAX_LOGGED_PATH = 200
 
 
 class RequestIds:
@@ -57,8 +59,10 @@ class RequestIds:
                 headers = MutableHeaders(scope=message)
                 headers[HEADER] = request
                 headers.update(NO_SNIFFING)
-                if scope["method"] not in SAFE_METHODS:
-                    log.info("%s %s: %d", scope["method"], scope["path"], message["status"])
+                # Strangers could replace all of the log, which begins again when it is long.
+                if scope["method"] not in SAFE_METHODS and CALLER_KEY in scope:
+                    path = scope["path"][:MAX_LOGGED_PATH]
+                    log.info("%s %s: %d", scope["method"], path, message["status"])
             await send(message)
 
         with bound(request=request):
@@ -66,7 +70,8 @@ class RequestIds:
                 await self._app(scope, receive, respond)
             except Exception as error:
                 # the server logs the traceback without the ID
-                log.error("%s %s: %s", scope["method"], scope["path"], type(error).__name__)
+                path = scope["path"][:MAX_LOGGED_PATH]
+                log.error("%s %s: %s", scope["method"], path, type(error).__name__)
                 raise
 
 
