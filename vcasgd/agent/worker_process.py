@@ -7,7 +7,7 @@ import os
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -117,9 +117,9 @@ class JoinedWorker(WorkerProcess):
         for process in processes:
             _keep_on(self._processors, process)
         # Memory that processes share counts for each of them in the first sum, which is quick.
-        if sum(map(_resident, processes)) <= sandbox.memory:
+        if _sum(processes, lambda each: each.memory_info().rss) <= sandbox.memory:
             return
-        used = sum(map(_proportional, processes))
+        used = _sum(processes, lambda each: each.memory_full_info().pss)
         if used > sandbox.memory:
             self.kill()
             self._error = (
@@ -143,20 +143,13 @@ class JoinedWorker(WorkerProcess):
                 yield from psutil.Process(self._process.pid).children(recursive=True)[1:]
 
 
-def _resident(process: psutil.Process) -> int:
-    """Return the memory of a process in bytes; 0 if it has ended."""
-    try:
-        return int(process.memory_info().rss)
-    except psutil.Error:
-        return 0
-
-
-def _proportional(process: psutil.Process) -> int:
-    """Return the memory of a process, and its part of what it shares, in bytes."""
-    try:
-        return int(process.memory_full_info().pss)
-    except psutil.Error:
-        return 0
+def _sum(processes: Iterable[psutil.Process], memory: Callable[[psutil.Process], int]) -> int:
+    """Return the memory of the processes that have not ended, in bytes."""
+    total = 0
+    for process in processes:
+        with suppress(psutil.Error):
+            total += memory(process)
+    return total
 
 
 def _keep_on(processors: Sequence[int], process: psutil.Process) -> None:

@@ -22,7 +22,6 @@ from vcasgd.container_limits import raise_file_limit
 from vcasgd.errors import PortInUse, SpecError, StoreError, Unauthorized, VcasgdError
 from vcasgd.gateway.relay import (
     ACCEPTED,
-    MAX_LINE_LENGTH,
     PROTOCOL,
     Stream,
     close,
@@ -263,7 +262,9 @@ class Gateway:
                 tls: ssl.SSLObject = writer.get_extra_info("ssl_object")
                 is_guest = tls.selected_alpn_protocol() == PROTOCOL
                 async with asyncio.timeout(limits.GATEWAY_FIRST_TIMEOUT):
-                    begun = await (self._admit(client) if is_guest else _head(client[0]))
+                    begun = await (
+                        self._admit(client) if is_guest else _until(client[0], b"\r\n\r\n")
+                    )
             if isinstance(begun, bytes):
                 await self._serve_request(client, address, begun)
             else:
@@ -278,7 +279,7 @@ class Gateway:
     async def _admit(self, guest: Stream) -> tuple[str, Stream]:
         """Return the digest of a guest's token, and the server."""
         try:
-            known = parse(await _first_line(guest[0]))
+            known = parse(await _until(guest[0], b"\n"))
             if known is None or known[0] not in self._services:
                 raise Unauthorized("there is no such service")
             token = await self._guests.check(known[1])
@@ -321,22 +322,12 @@ class Gateway:
         )
 
 
-async def _head(reader: asyncio.StreamReader) -> bytes:
-    """Return the head of the first request of HTTP."""
+async def _until(reader: asyncio.StreamReader, end: bytes) -> bytes:
+    """Return the first line of a guest, or the head of a request. Raises :class:`Unauthorized`."""
     try:
-        return await reader.readuntil(b"\r\n\r\n")
-    except asyncio.LimitOverrunError as error:
-        raise Unauthorized("the head of the request is too long") from error
-
-
-async def _first_line(reader: asyncio.StreamReader) -> bytes:
-    try:
-        line = await reader.readuntil(b"\n")
+        return await reader.readuntil(end)
     except (asyncio.IncompleteReadError, asyncio.LimitOverrunError) as error:
-        raise Unauthorized("the first line is incomplete") from error
-    if len(line) > MAX_LINE_LENGTH:
-        raise Unauthorized("the first line is too long")
-    return line
+        raise Unauthorized("the first line is incomplete or too long") from error
 
 
 def services_of(settings: Settings) -> dict[str, str]:

@@ -17,8 +17,6 @@ from vcasgd.local_files import write_private
 
 #: Protocol that a TLS client names (ALPN).
 PROTOCOL = "vcasgd/1"
-#: Longest first line, in bytes.
-MAX_LINE_LENGTH = 1024
 #: Answer to a first line that is accepted; others are ``-`` and the reason.
 ACCEPTED = b"+\n"
 

@@ -8662,8 +8662,8 @@ export interface operations {
                 "X-Vcasgd-Machine"?: string;
             };
             path: {
-                machine: string;
                 digest: string;
+                machine: string;
             };
             cookie?: never;
         };

@@ -5,10 +5,10 @@ from __future__ import annotations
 import logging
 from typing import Annotated
 
-from fastapi import APIRouter, Header, Response, status
+from fastapi import APIRouter, Depends, Header, Response, status
 
 import vcasgd
-from vcasgd.api.access import JOIN, CallerDep, Services, ServicesDep
+from vcasgd.api.access import JOIN, CallerDep, ServicesDep
 from vcasgd.api.callers import Caller
 from vcasgd.api.problems import documented
 from vcasgd.api.routes.files import package_response
@@ -34,10 +34,24 @@ log = logging.getLogger(__name__)
 
 router = APIRouter(tags=["machines"])
 
-SecretHeader = Annotated[
+_Secret = Annotated[
     str,
     Header(alias=MACHINE_SECRET, max_length=200, description="Secret of the machine, its own."),
 ]
+
+
+def _own_machine(
+    services: ServicesDep, caller: CallerDep, machine: str, secret: _Secret = ""
+) -> str:
+    """Return the machine. Raises :class:`NotFound` unless it asks itself."""
+    found = services.joined.get(machine)
+    if found is None or not found.sent(caller.name, caller.digest, secret):
+        raise NotFound(f"no machine {machine} has joined with this token and this secret")
+    return machine
+
+
+#: The machine in the path of a route, of which it asks itself.
+OwnMachine = Annotated[str, Depends(_own_machine)]
 
 #: Heartbeats between two reports; a machine is lost after many of them.
 REPORT_HEARTBEATS = 2.0
@@ -51,7 +65,7 @@ def join(
     caller: CallerDep,
     response: Response,
     body: JoinRequest,
-    secret: SecretHeader = "",
+    secret: _Secret = "",
 ) -> JoinView:
     """Join with a machine. The status is 409 if its version differs, if there are too many
     machines, or if the token's pool is gone."""
@@ -87,16 +101,10 @@ def join(
 
 @router.post("/machines/{machine}/report", dependencies=JOIN)
 def report_machine(
-    services: ServicesDep,
-    caller: CallerDep,
-    response: Response,
-    machine: str,
-    body: ReportBody,
-    secret: SecretHeader = "",
+    services: ServicesDep, response: Response, machine: OwnMachine, body: ReportBody
 ) -> ReportView:
     """Report the state of a machine, and learn what it has to do. The status is 404 after it was
     removed; it can join again then."""
-    _check_own(services, caller, machine, secret)
     orders, end = services.joined.report(machine, body.workers, leaving=body.leaving)
     # it contains credentials
     response.headers["Cache-Control"] = "no-store"
@@ -114,11 +122,8 @@ def report_machine(
     response_class=Response,
     responses={200: {"content": {"application/zip": {}}}},
 )
-def get_machine_package(
-    services: ServicesDep, caller: CallerDep, machine: str, digest: str, secret: SecretHeader = ""
-) -> Response:
+def get_machine_package(services: ServicesDep, machine: OwnMachine, digest: str) -> Response:
     """Return the code of a job that the machine has to work for, as a zip."""
-    _check_own(services, caller, machine, secret)
     orders = (_order(services.jobs, order) for order in services.joined.orders_of(machine))
     if digest not in {view.package for view in orders if view}:
         raise NotFound(f"{machine} has no job with package {digest[:12]}")
@@ -126,11 +131,8 @@ def get_machine_package(
 
 
 @router.delete("/machines/{machine}", dependencies=JOIN, status_code=status.HTTP_204_NO_CONTENT)
-def leave(
-    services: ServicesDep, caller: CallerDep, machine: str, secret: SecretHeader = ""
-) -> None:
+def leave(services: ServicesDep, machine: OwnMachine) -> None:
     """Leave with a machine, whose workers have ended."""
-    _check_own(services, caller, machine, secret)
     services.joined.remove(machine)
     log.info("%s has left", machine)
 
@@ -164,13 +166,6 @@ def _pool(control: Control, caller: Caller, machine: str | None) -> str:
             remedy="try again later, or ask the stack's administrator to raise max_machines",
         )
     return caller.pool
-
-
-def _check_own(services: Services, caller: Caller, machine: str, secret: str) -> None:
-    """Raise :class:`NotFound` unless the machine itself asks."""
-    found = services.joined.get(machine)
-    if found is None or not found.sent(caller.name, caller.digest, secret):
-        raise NotFound(f"no machine {machine} has joined with this token and this secret")
 
 
 def _order(jobs: Jobs, order: WorkerOrder) -> OrderView | None:
