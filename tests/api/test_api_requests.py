@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import socket
 from typing import Any
 
 import httpx
 import pytest
 from support.api_harness import Api, zipped
+from support.waiting import PATIENCE
 
 from vcasgd.client import Client
 from vcasgd.store.ledger.job import JobState
@@ -81,12 +83,16 @@ def test_requests_fill_no_log(api: Api, http: httpx.Client) -> None:
     path = f"jobs/{'x' * 5000}/pause"
     with api.http("wrong") as stranger:
         assert stranger.post(path, headers={HEADER: "stranger-1"}).status_code == 401
+    # and one that is none
+    with socket.create_connection(("127.0.0.1", httpx.URL(api.url).port), PATIENCE) as connection:
+        connection.sendall(b"stranger-1\r\n\r\n")
+        assert b" 400 " in connection.recv(1000)
     http.post(path, headers={HEADER: "long-1"})
 
     lines = api.log.read_text().splitlines()
     (line,) = [each for each in lines if "request=long-1" in each]
     assert len(line) < 500
-    assert not [each for each in lines if "stranger-1" in each]
+    assert not [each for each in lines if "stranger-1" in each or "Invalid" in each]
 
 
 #: IDs of other forms, some of which Redis would take.

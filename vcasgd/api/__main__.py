@@ -45,6 +45,8 @@ def main() -> int:
     try:
         settings = load_settings()
         configure_logging("api", _log_level(settings))
+        # Its warnings are of requests of strangers, who could replace all of the log.
+        logging.getLogger("uvicorn.error").setLevel(logging.ERROR)
         ledger = connect(
             settings.required("ledger_url"), answer_seconds=ANSWER_SECONDS, over_limit=True
         )
