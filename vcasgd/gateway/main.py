@@ -13,7 +13,7 @@ import ssl
 import sys
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Set
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -95,16 +95,12 @@ class Crowd:
             if task in tasks:
                 self._forget(key, task)
 
-    def keys(self) -> set[str]:
-        """Return the keys that have connections."""
-        return set(self._tasks)
-
-    def drop_all(self, key: str) -> int:
-        """Close the connections of a key. Return their number."""
-        count = len(self._tasks.get(key, ()))
-        for _ in range(count):
+    def keep(self, keys: Set[str]) -> int:
+        """Close the connections of all other keys. Return their number."""
+        others = [key for key, tasks in self._tasks.items() if key not in keys for _ in tasks]
+        for key in others:
             self._drop(key)
-        return count
+        return len(others)
 
     def _drop(self, key: str) -> None:
         task = next(iter(self._tasks[key]))
@@ -176,8 +172,8 @@ class Guests:
             log.warning("the tokens can't be read: %s", error)
         now = time.time()
         valid = {each.digest for each in self._known.values() if not each.expired(now)}
-        for digest in self.crowd.keys() - valid:
-            log.info("a token has ended, and its %d connections", self.crowd.drop_all(digest))
+        if ended := self.crowd.keep(valid):
+            log.info("%d connections have ended with their tokens", ended)
 
 
 # -- the process -----------------------------------------------------------------------------------
