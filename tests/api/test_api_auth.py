@@ -184,14 +184,14 @@ def test_a_sign_in_expires_and_cannot_be_forged(monkeypatch: pytest.MonkeyPatch)
     sign_ins = SignIns("token")
     cookie = sign_ins.new()
     monkeypatch.setattr(time, "time", lambda: start + 1000)
-    nonce, time_part, signature = cookie.split(".")
-    later = f"{nonce}.{sign_ins.new().split('.')[1]}.{signature}"
+    content, time_part, signature = cookie.split(".")
+    later = f"{content}.{sign_ins.new().split('.')[1]}.{signature}"
 
     assert sign_ins.read(cookie)
     assert sign_ins.among(f"theme=dark; {COOKIE}={cookie}") == sign_ins.read(cookie)
     assert later != cookie
     for forged in (
-        later, f"x{nonce}.{time_part}.{signature}", "", "..", "x", cookie[:-1], f"{cookie}0",
+        later, f"x{content}.{time_part}.{signature}", "", "..", "x", cookie[:-1], f"{cookie}0",
         cookie.upper(), "9" * 99,
     ):  # fmt: skip
         assert not sign_ins.read(forged), forged

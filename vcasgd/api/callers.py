@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import hashlib
 import logging
-import re
 import secrets
 import threading
 import time
@@ -17,7 +16,7 @@ from http.cookies import CookieError, SimpleCookie
 from typing import NamedTuple
 
 from anyio import CapacityLimiter, to_thread
-from itsdangerous import BadSignature, TimestampSigner
+from itsdangerous import BadData, URLSafeTimedSerializer
 
 from vcasgd.errors import StoreError, Unauthorized
 from vcasgd.spec.access import BOOTSTRAP, Scope
@@ -57,12 +56,9 @@ _BOOTSTRAP = Caller(name=BOOTSTRAP, scope=Scope.ADMIN, digest="", created_at=0.0
 COOKIE = "vcasgd_sign_in"
 #: Lifetime of a sign-in: a working day, so that an unattended screen does not stay signed in.
 SIGN_IN_SECONDS = 12 * 3600
-#: Bytes of randomness that make any two sign-ins differ.
-NONCE_BYTES = 9
 #: Hexadecimal digits of a token's digest in its sign-ins. They only have to differ from those of
 #: an earlier token with the same name, as the cookie is signed.
 MARK_DIGITS = 16
-_CONTENT = re.compile(r"[A-Za-z0-9_-]+(?:~([a-z0-9-]+)~([0-9a-f]+))?")
 
 
 class CookieContent(NamedTuple):
@@ -83,28 +79,24 @@ class SignIns:
 
     def __init__(self, token: str) -> None:
         # the salt separates the key from any other use of the token
-        self._signer = TimestampSigner(token, "vcasgd sign-in", digest_method=hashlib.sha256)
+        self._signer = URLSafeTimedSerializer(
+            token, "vcasgd sign-in", signer_kwargs={"digest_method": hashlib.sha256}
+        )
 
     def new(self, token: ApiToken = _BOOTSTRAP) -> str:
         """Return a cookie that is valid for :data:`SIGN_IN_SECONDS`."""
-        content = secrets.token_urlsafe(NONCE_BYTES)
-        if token.name != BOOTSTRAP:
-            content += f"~{token.name}~{token.digest[:MARK_DIGITS]}"
-        return self._signer.sign(content).decode()
+        return str(self._signer.dumps([token.name, token.digest[:MARK_DIGITS]]))
 
     def read(self, cookie: str) -> CookieContent | None:
         """Return a sign-in that the API signed and that has not ended, or None."""
         signed = cookie.encode("utf-8", "surrogateescape")
         try:
-            content, start = self._signer.unsign(signed, return_timestamp=True)
-        except BadSignature:
+            (user, mark), start = self._signer.loads(signed, return_timestamp=True)
+        except BadData:
             return None
         # no max_age: it refuses sign-ins at another API whose clock is slightly ahead
         end = start.timestamp() + SIGN_IN_SECONDS
-        match = _CONTENT.fullmatch(content.decode(errors="replace"))
-        if match is None or time.time() >= end:
-            return None
-        return CookieContent(match[1] or BOOTSTRAP, match[2] or "", end)
+        return CookieContent(user, mark, end) if time.time() < end else None
 
     def among(self, cookies: str) -> CookieContent | None:
         """Return the valid sign-in in a ``Cookie`` header, or None."""
