@@ -20,15 +20,7 @@ from pathlib import Path
 from vcasgd import limits
 from vcasgd.container_limits import raise_file_limit
 from vcasgd.errors import PortInUse, SpecError, StoreError, Unauthorized, VcasgdError
-from vcasgd.gateway.relay import (
-    ACCEPTED,
-    PROTOCOL,
-    Stream,
-    close,
-    parse,
-    refusal,
-    relay,
-)
+from vcasgd.gateway.relay import ACCEPTED, PROTOCOL, Stream, close, relay
 from vcasgd.logging import configure_logging, exit_status
 from vcasgd.settings import Settings, load_settings
 from vcasgd.spec.access import Scope
@@ -275,14 +267,15 @@ class Gateway:
     async def _admit(self, guest: Stream) -> tuple[str, Stream]:
         """Return the digest of a guest's token, and the server."""
         try:
-            known = parse(await _until(guest[0], b"\n"))
-            if known is None or known[0] not in self._services:
+            line = (await _until(guest[0], b"\n")).decode(errors="replace").strip()
+            service, _, text = line.partition(" ")
+            if service not in self._services:
                 raise Unauthorized("there is no such service")
-            token = await self._guests.check(known[1])
+            token = await self._guests.check(text)
         except Unauthorized as error:
-            guest[1].write(refusal(error.message))
+            guest[1].write(f"-{error.message}\n".encode())
             raise
-        return token.digest, await self._connect(self._services[known[0]])
+        return token.digest, await self._connect(self._services[service])
 
     async def _serve_guest(self, guest: Stream, digest: str, server: Stream) -> None:
         try:

@@ -28,17 +28,6 @@ def first_line(service: str, token: str) -> bytes:
     return f"{service} {token}\n".encode()
 
 
-def parse(line: bytes) -> tuple[str, str] | None:
-    """Return service and token; None if the line is malformed."""
-    service, _, token = line.decode(errors="replace").strip().partition(" ")
-    return (service, token) if service and token else None
-
-
-def refusal(reason: str) -> bytes:
-    """Return the answer to a first line that is refused."""
-    return f"-{reason}\n".encode()
-
-
 async def relay(
     one: Stream, other: Stream, sent: Callable[[int], None], received: Callable[[int], None]
 ) -> None:
