@@ -43,6 +43,19 @@ def test_follow_ends_with_the_job(run: Run, api: Api) -> None:
     assert f"{job} succeeded after" in text.splitlines()[-1]
 
 
+def test_every_command_counts_the_time_of_a_job_from_its_start(run: Run, api: Api) -> None:
+    job = api.submit()
+    created = api.jobs.get(job).created_at
+    api.jobs.transition(
+        job, JobState.RUNNING, [JobState.STARTING], why="started", started_at=created + 600
+    )
+    api.finish(job, ended_at=created + 690)
+
+    assert "\ntook        90 s\n" in stdout_of(run("show", job))
+    assert " succeeded after 90 s, " in stdout_of(run("follow", job))
+    assert " 90 s " in stdout_of(run("compare", job))
+
+
 def test_follow_prints_the_reason_and_traceback_of_a_failed_job(run: Run, api: Api) -> None:
     job = api.submit()
     trace = 'Traceback (most recent call last):\n  File "train.py", line 1\nValueError: [red]'

@@ -49,7 +49,7 @@ class JobStatus:
         job, rate = self.job, self.updates_per_second
         return "  ".join(
             (
-                f"{(job.ended_at or time.time()) - job.created_at:.0f} s",
+                f"{job.seconds:.0f} s",
                 _state(self),
                 f"epoch {job.epoch}/{job.progress.epochs_text} ({job.progress.fraction:.0%})",
                 f"train loss {'-' if job.loss is None else f'{job.loss:.4g}'}",

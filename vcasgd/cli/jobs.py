@@ -271,8 +271,8 @@ def _interruptible(job: str) -> Iterator[None]:
 
 
 def _conclusion(view: JobView) -> str:
-    seconds = duration((view.ended_at or view.created_at) - view.created_at)
     best = f", best {view.best}" if view.best else ""
+    seconds = duration(view.seconds)
     return f"{view.id} {view.state} after {seconds}, {view.totals.updates} updates{best}"
 
 
@@ -334,7 +334,7 @@ def _facts(view: JobView) -> list[tuple[str, object]]:
         *(("note", note) for note in view.notes),
         ("priority", priority_text(view.spec.priority, view.spec.weight)),
         ("submitted", ago(view.created_at)),
-        ("took", duration(view.ended_at - view.created_at) if view.ended_at else None),
+        ("took", duration(view.seconds) if view.over else None),
         ("epoch", f"{view.epoch} of {progress.epochs_text} ({progress.fraction:.0%})"),
         ("evaluated", view.evaluations[-1].place if view.evaluations else None),
         ("train loss", None if view.loss is None else f"{view.loss:.4g}"),

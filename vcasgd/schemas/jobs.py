@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from html import escape
 from typing import Annotated, Literal
 
@@ -197,6 +198,11 @@ class JobView(JobRow):
     def over(self) -> bool:
         """True if the job has ended."""
         return self.state.over
+
+    @property
+    def seconds(self) -> float:
+        """Time from the start, or from the submission before it, to the end or until now."""
+        return (self.ended_at or time.time()) - (self.started_at or self.created_at)
 
     @property
     def newest_metrics(self) -> dict[str, float | None]:

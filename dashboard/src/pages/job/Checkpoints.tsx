@@ -1,6 +1,6 @@
 import { ActionIcon, Badge } from "@mantine/core";
 import { IconDownload } from "@tabler/icons-react";
-import { useCheckpoints } from "../../api/jobs";
+import { isOver, useCheckpoints } from "../../api/jobs";
 import type { Checkpoint, Job } from "../../api/types";
 import { type Column, DataTable } from "../../components/DataTable";
 import { ErrorState } from "../../components/ErrorState";
@@ -24,7 +24,9 @@ export function Checkpoints({ job }: { job: Job }) {
           ? undefined
           : checkpoints.isPending
             ? LOADING
-            : "None yet: the first checkpoint follows the first evaluation."
+            : isOver(job)
+              ? "None were written."
+              : "None yet: the first checkpoint follows the first evaluation."
       }
       flush
     >

@@ -1,5 +1,5 @@
 import { useCallback, useMemo } from "react";
-import { useMetrics } from "../../api/jobs";
+import { isOver, useMetrics } from "../../api/jobs";
 import type { Job, MetricPoint } from "../../api/types";
 import { Chart } from "../../charts/Chart";
 import type { Ink } from "../../charts/ink";
@@ -33,7 +33,15 @@ export function Rates({ job }: { job: Job }) {
     <Panel
       title="Updates per second"
       note={job.ended_at ? undefined : `${decimal(rate.at(-1)?.[1], 1)} now`}
-      empty={rate.length ? undefined : query.isPending ? LOADING : "No updates yet."}
+      empty={
+        rate.length
+          ? undefined
+          : query.isPending
+            ? LOADING
+            : isOver(job)
+              ? "No updates."
+              : "No updates yet."
+      }
     >
       <Chart height={180} label={`Updates per second, ${rate.length} points`} describe={describe} />
     </Panel>

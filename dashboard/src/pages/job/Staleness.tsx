@@ -1,6 +1,6 @@
 import { SegmentedControl } from "@mantine/core";
 import { useCallback, useMemo, useState } from "react";
-import { useMetrics, useStaleness } from "../../api/jobs";
+import { isOver, useMetrics, useStaleness } from "../../api/jobs";
 import type { Job, MetricPoint } from "../../api/types";
 import { Chart } from "../../charts/Chart";
 import type { Ink } from "../../charts/ink";
@@ -26,7 +26,15 @@ export function Staleness({ job }: { job: Job }) {
     <Panel
       title="Staleness"
       note={note}
-      empty={empty ? (query.isPending ? LOADING : "No updates yet.") : undefined}
+      empty={
+        empty
+          ? query.isPending
+            ? LOADING
+            : isOver(job)
+              ? "No updates."
+              : "No updates yet."
+          : undefined
+      }
       tools={
         <SegmentedControl
           size="xs"

@@ -1,6 +1,6 @@
 import { useComputedColorScheme } from "@mantine/core";
 import { useEffect, useRef } from "react";
-import { useSubtasks } from "../../api/jobs";
+import { isOver, useSubtasks } from "../../api/jobs";
 import type { Job, SubtaskMap } from "../../api/types";
 import { readInk } from "../../charts/ink";
 import { LOADING, Panel } from "../../components/Panel";
@@ -8,7 +8,6 @@ import { count } from "../../lib/format";
 import { KINDS, type Kind } from "../../lib/subtasks";
 import classes from "./Subtasks.module.css";
 
-const UNKNOWN = "Known when the first worker has read the data set.";
 const GAP = 2;
 const LARGEST = 34;
 const SMALLEST = 3;
@@ -22,7 +21,7 @@ export function Subtasks({ job }: { job: Job }) {
     <Panel
       title="Parts of the epoch"
       note={view?.states ? noteOf(view) : undefined}
-      empty={view?.states ? undefined : query.isPending ? LOADING : UNKNOWN}
+      empty={view?.states ? undefined : query.isPending ? LOADING : unknown(job)}
     >
       {view?.states && (
         <>
@@ -32,6 +31,12 @@ export function Subtasks({ job }: { job: Job }) {
       )}
     </Panel>
   );
+}
+
+function unknown(job: Job): string {
+  return isOver(job)
+    ? "The job ended before a worker had read the data set."
+    : "Known when the first worker has read the data set.";
 }
 
 function noteOf(view: SubtaskMap): string {
