@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 import pytest
@@ -165,3 +166,55 @@ def test_result_that_the_ledger_did_not_take_is_recorded_later(
 
     assert (control.result(request) or {})["state"] == "done"
     assert cloud.killed == [machine.id]
+
+
+def test_request_whose_controller_died_after_it_ended_the_machine_is_done(
+    controllers: Controllers, jobs: Jobs
+) -> None:
+    # Given a controller that could not record that it killed a machine
+    jobs.submit(job_spec(workers={"min": 2, "max": 2}, subtasks_per_epoch=1000), PACKAGE)
+    loop, (machine, _) = controllers.run_with(cloud := _Untold(controllers), 2)
+    control = Control(controllers.ledger)
+    request = control.request("evict", machine=machine.id, kill=True)
+    try:
+        with pytest.raises(StoreDenied):
+            controllers.run(loop, lambda: False)
+    finally:
+        cloud.allow_results()
+
+    # When it dies
+    controllers.run(controllers.start(cloud), lambda: _state(control, request) != "waiting")
+
+    # Then the next one, to which no provider lists the machine, says so
+    assert _state(control, request) == "done"
+    assert cloud.killed == [machine.id]
+
+
+def test_request_waits_while_its_controller_does_not_lead(
+    controllers: Controllers, jobs: Jobs
+) -> None:
+    # Given a controller that loses its lead when it has begun with a request
+    jobs.submit(job_spec(workers={"min": 2, "max": 2}, subtasks_per_epoch=1000), PACKAGE)
+    loop, (machine, _) = controllers.run_with(cloud := Cloud(), 2)
+    control, asked = Control(controllers.ledger), threading.Event()
+
+    def leads() -> bool:
+        if threading.current_thread() is threading.main_thread():
+            return True
+        asked.set()
+        return False
+
+    controllers.leads = leads
+    request = control.request("evict", machine=machine.id, kill=True)
+    controllers.run(loop, asked.is_set)
+    assert _state(control, request) == "waiting"
+
+    # When it leads again, then it carries the request out
+    controllers.leads = lambda: True
+    controllers.run(loop, lambda: _state(control, request) != "waiting")
+    assert _state(control, request) == "done"
+    assert machine.id not in {one.id for one in cloud.machines()}
+
+
+def _state(control: Control, request: str) -> str:
+    return str((control.result(request) or {})["state"])

@@ -86,15 +86,16 @@ def fleet_loop(
     pools: PoolRegistry,
     cluster: SimulatedCloud | None = None,
     clock: Callable[[], float] = steady_time,
+    leads: Callable[[], bool] = lambda: True,
 ) -> FleetLoop:
-    """Return the loop of a controller that leads. A simulated cluster stands for that of Ray."""
+    """Return the loop of a controller. A simulated cluster stands for that of Ray."""
     fleet = Fleet(
         settings,
         ledger,
         pools,
         WorkerBeats(ledger),
         lambda: as_cluster(cluster) if cluster else None,
-        lambda: True,
+        leads,
         clock,
     )
     return FleetLoop(fleet)
@@ -107,6 +108,8 @@ class Controllers:
         self.ledger = ledger
         #: Seconds by which the clock is ahead.
         self.ahead = 0.0
+        #: Says of the present controller whether it leads.
+        self.leads: Callable[[], bool] = lambda: True
         self.settings = Settings(
             home=home,
             heartbeat=60.0,
@@ -119,10 +122,9 @@ class Controllers:
         )
 
     def start(self, cloud: Cloud) -> FleetLoop:
-        pools = SimulatedPools(cloud, cloud.most)
-        return fleet_loop(
-            self.settings, self.ledger, pools, cloud, lambda: steady_time() + self.ahead
-        )
+        pools, clock = SimulatedPools(cloud, cloud.most), lambda: steady_time() + self.ahead
+        leads = lambda: self.leads()  # noqa: E731
+        return fleet_loop(self.settings, self.ledger, pools, cloud, clock, leads)
 
     def run(self, loop: FleetLoop, until: Callable[[], object]) -> None:
         """Run rounds until a condition holds, and one more, which observes it."""

@@ -171,6 +171,10 @@ class MachineActuator:
                 raise FleetError(why, remedy="check vcasgd status, and try again")
             if not (cloud.complete or cloud.has(machine)):
                 return
+            if not cloud.has(machine) and self._fleet.costs.ended(machine):
+                # An earlier controller may have ended it, and died before it recorded the result.
+                self._finish(request, None)
+                return
             provider = cloud.provider_of(machine)
         except FleetError as error:
             self._finish(request, error)
@@ -193,7 +197,11 @@ class MachineActuator:
     def _take_request(self, request: Mapping[str, Any], call: Future[None]) -> None:
         error = call.exception()
         assert error is None or isinstance(error, VcasgdError), "see CloudCalls"
-        self._finish(request, error)
+        if isinstance(error, NotLeading):
+            # The controller that leads next begins with it, perhaps this one.
+            self._requests.pop(request["id"], None)
+        else:
+            self._finish(request, error)
 
     def _finish(self, request: Mapping[str, Any], error: VcasgdError | None) -> None:
         if error is not None:
