@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 from support.controllers import Cloud, Controllers
 from support.fleet_records import NOW, PACKAGE, events_of, job_spec
+from support.waiting import PATIENCE
 
 from vcasgd.controller.fleet.cloud_cache import LAUNCH_UNLISTED_SECONDS, NEVER_APPEARED
 from vcasgd.controller.fleet.view import WRITE_ALL_SECONDS
+from vcasgd.errors import CloudUnavailable, QuotaExceeded
 from vcasgd.fleet.pools import JoinPoolSpec
-from vcasgd.schemas.fleet import MachineState
+from vcasgd.schemas.fleet import Machine, MachineState
 from vcasgd.spec.access import Scope
 from vcasgd.store.connection import RedisClient
 from vcasgd.store.keys import MACHINES
@@ -182,6 +185,69 @@ def test_launched_machine_is_unlisted_for_a_limited_time(
     controllers.run(loop, cloud.workers)
     (event,) = events_of(jobs, job, "boot-failed")
     assert event["details"]["why"] == NEVER_APPEARED
+
+
+class _Small(Cloud):
+    """A cloud whose account may have one machine; its answer to that launch takes a while."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.answers = threading.Event()
+
+    def launch(self, *arguments: Any, **options: Any) -> list[str]:
+        if options["zones"] != ("a",):
+            raise QuotaExceeded("too many")
+        assert self.answers.wait(PATIENCE)
+        return super().launch(*arguments, **options)
+
+
+def test_quota_that_a_launch_reveals_counts_launches_under_way(
+    controllers: Controllers, jobs: Jobs
+) -> None:
+    # Given launches in two zones, of which the later one is refused before the other is granted
+    submit(jobs, 2)
+    loop = controllers.start(cloud := _Small())
+    control = Control(controllers.ledger)
+    controllers.run(loop, lambda: "quota" in str(control.pools().values()))
+    cloud.answers.set()
+    controllers.run(loop, cloud.workers)
+
+    # When the machine is lost, then another one gets its place
+    cloud.lose(1)
+    controllers.run(loop, lambda: cloud.counts()["launched"] == 2)
+
+
+class _Silent(Cloud):
+    """Machines whose provider launches, and can't list them for a while."""
+
+    silent = False
+
+    def machines(self) -> list[Machine]:
+        if self.silent:
+            raise CloudUnavailable("throttled")
+        return super().machines()
+
+
+def test_launched_machine_of_a_silent_cloud_is_not_bought_again(
+    controllers: Controllers, jobs: Jobs
+) -> None:
+    # Given a cloud that lists no machines after it has launched one
+    job, cloud = submit(jobs), _Silent()
+    loop = controllers.start(cloud)
+    loop.round()
+    cloud.silent = True
+    controllers.run(loop, lambda: cloud.counts()["launched"])
+
+    # When that lasts for longer than it takes to list a machine
+    controllers.ahead += 2 * LAUNCH_UNLISTED_SECONDS
+    for _ in range(3):
+        loop.round()
+    cloud.silent = False
+    controllers.run(loop, cloud.workers)
+
+    # Then the machine works, and is the only one
+    assert cloud.counts()["launched"] == 1
+    assert events_of(jobs, job, "boot-failed") == []
 
 
 def test_only_changed_machines_are_published(

@@ -32,7 +32,7 @@ RETRY_SECONDS = 30.0
 #: Seconds between two requests for the boot report of a machine, and most of them in a second on
 #: average, where each is a call: Google allows a project 25 calls that read.
 BOOT_REPORT_SECONDS, BOOT_REPORTS_PER_SECOND = 5.0, {"gcp": 4.0}
-#: Seconds after which a launched machine that was never listed counts as never launched, and its
+#: Seconds after which a list without a launched machine means that it was never launched, and its
 #: market is left alone for a while.
 LAUNCH_UNLISTED_SECONDS = 60.0
 NEVER_APPEARED = "never appeared; it may have been cancelled"
@@ -48,8 +48,9 @@ class _Answer(Generic[T]):
     """Last answer to a request that is repeated. Times are those of the cache's clock."""
 
     value: T
-    answered: bool = False
-    """False if the value is that of an earlier provider or process."""
+    began: float | None = None
+    """When the request began that was answered last; None if the value is that of an earlier
+    provider or process."""
     problem: str | None = None
     """Why the last request failed, if it did."""
     due: float = float("-inf")
@@ -112,25 +113,25 @@ class CloudCache:
     def unknown(self, pool: str) -> str | None:
         """Return why a pool can't be judged yet, as text for users, or None."""
         listing = self._listings[self._pools.providers[pool]]
-        if not listing.answered:
+        if listing.began is None:
             why = listing.problem
             return (
                 f"its machines can't be listed: {why}" if why else "its machines are not listed yet"
             )
-        return None if self._offers[pool].answered else "its prices are not known yet"
+        return "its prices are not known yet" if self._offers[pool].began is None else None
 
     # -- machines ------------------------------------------------------------------------------
 
     def machines(self) -> list[Machine]:
         """Return the machines of all pools as of the last :meth:`refresh`."""
-        listed, now = self._listed(), self._clock()
+        listed = self._listed()
         names = {one.id for one in listed}
         self._ending = {id_: each for id_, each in self._ending.items() if id_ in names}
         self._provider_of = {id_: each for id_, each in self._provider_of.items() if id_ in names}
         for id_, (one, at) in list(self._unlisted.items()):
             if id_ in names:
                 del self._unlisted[id_]
-            elif now - at >= LAUNCH_UNLISTED_SECONDS:
+            elif self._lists(one.pool, at + LAUNCH_UNLISTED_SECONDS):
                 del self._unlisted[id_]
                 self._lapsed.append(one)
         return listed
@@ -148,7 +149,7 @@ class CloudCache:
     def complete(self) -> bool:
         """True once each provider has listed its machines, or has failed to."""
         listings = [self._listings.get(each) for each in self._pools.providers.values()]
-        return all(each is not None and (each.answered or each.problem) for each in listings)
+        return all(each and (each.problem or each.began is not None) for each in listings)
 
     def vacated(self) -> list[str]:
         """Return the pools that have had no machines for long enough."""
@@ -160,13 +161,16 @@ class CloudCache:
         return [
             pool
             for pool, at in self._occupied_at.items()
-            if now - at >= VACATED_SECONDS and self._is_listed(pool)
+            if now - at >= VACATED_SECONDS and self._lists(pool)
         ]
 
-    def _is_listed(self, pool: str) -> bool:
+    def _lists(self, pool: str, since: float = float("-inf")) -> bool:
+        """Return True if the last list of a pool's provider began after then, and was answered."""
         provider = self._pools.providers.get(pool)
         listing = None if provider is None else self._listings.get(provider)
-        return listing is not None and listing.answered and listing.problem is None
+        if listing is None or listing.began is None or listing.problem is not None:
+            return False
+        return listing.began > since
 
     def has(self, machine: str) -> bool:
         """Return True if a provider has listed a machine."""
@@ -218,11 +222,14 @@ class CloudCache:
         return [Blame(one.id, one.pool, one.zone, one.spot, NEVER_APPEARED) for one in lapsed]
 
     def held(self, pool: str, *, spot: bool) -> int:
-        """Return the number of a pool's machines of a kind, including those not listed yet."""
+        """Return the number of a pool's machines of a kind, with those not listed or granted yet.
+
+        Launches under way may be granted although a later one was refused.
+        """
         states = (MachineState.BOOTING, MachineState.RUNNING)
         return sum(
             (one.pool, one.spot) == (pool, spot) and one.state in states
-            for one in (*self._listed(), *self.unlisted())
+            for one in (*self._listed(), *self.unlisted(), *self.ordered())
         )
 
     def order(self, token: str, machines: Sequence[Machine], jobs: Sequence[str]) -> None:
@@ -326,7 +333,7 @@ class CloudCache:
         # Machines that are as before stay the same objects, which the rest of a round compares.
         before = {one.id: one for one in listing.value}
         machines = [before[one.id] if before.get(one.id) == one else one for one in machines]
-        listing.value, listing.answered, listing.problem = machines, True, None
+        listing.value, listing.began, listing.problem = machines, began, None
         self._provider_of |= dict.fromkeys((one.id for one in machines), provider)
         self._orphans = [one for one in self._orphans if self._provider_of.get(one.id) != provider]
         for one in machines:
@@ -348,14 +355,14 @@ class CloudCache:
         cached: _Answer[tuple[Offer, ...] | None],
         call: Future[list[Offer]],
     ) -> None:
-        cached.due = self._clock() + RETRY_SECONDS
+        cached.began = self._clock()
+        cached.due = cached.began + RETRY_SECONDS
         try:
             cached.value, cached.problem = tuple(call.result()), None
             cached.due = self._clock() + OFFERS_SECONDS
         except VcasgdError as error:
             log.warning("%s: no prices: %s", pool, error)
             cached.problem = str(error)
-        cached.answered = True
 
 
 def _take_report(boot: _Answer[str | None], call: Future[str | None]) -> None:
