@@ -14,6 +14,7 @@ from support.waiting import PATIENCE
 from vcasgd.controller.fleet.cloud_cache import LAUNCH_UNLISTED_SECONDS, NEVER_APPEARED
 from vcasgd.controller.fleet.view import WRITE_ALL_SECONDS
 from vcasgd.errors import CloudUnavailable, QuotaExceeded
+from vcasgd.fleet.observed import Limits
 from vcasgd.fleet.pools import JoinPoolSpec
 from vcasgd.schemas.fleet import Machine, MachineState
 from vcasgd.spec.access import Scope
@@ -24,8 +25,12 @@ from vcasgd.store.ledger.control import Control
 from vcasgd.store.ledger.jobs import Jobs
 
 
-def submit(jobs: Jobs, machines: int = 1, **options: Any) -> str:
+def submit(
+    jobs: Jobs, machines: int = 1, max_price_per_hour: float | None = None, **options: Any
+) -> str:
     workers, stop = {"min": machines, "max": machines}, {"max_cost_usd": 5.0}
+    if max_price_per_hour is not None:
+        workers, stop = {**workers, "max_price_per_hour": max_price_per_hour}, {}
     spec = job_spec(workers=workers, stop=stop, subtasks_per_epoch=100)
     return jobs.submit(spec, PACKAGE, **options).id
 
@@ -248,6 +253,31 @@ def test_launched_machine_of_a_silent_cloud_is_not_bought_again(
     # Then the machine works, and is the only one
     assert cloud.counts()["launched"] == 1
     assert events_of(jobs, job, "boot-failed") == []
+
+
+def test_machine_that_a_job_has_given_up_is_not_its_loss(
+    controllers: Controllers, jobs: Jobs
+) -> None:
+    # Given a machine whose worker was asked to leave, because it has become too expensive
+    job, cloud = submit(jobs, max_price_per_hour=1.0), Cloud(1)
+    controllers.settings = controllers.settings.model_copy(update={"idle_seconds": 1e6})
+    loop, (one,) = controllers.run_with(cloud, 1)
+    cloud.change(one.id, price_per_hour=2.0)
+
+    def left() -> bool:
+        controllers.ahead += Limits.dear_seconds
+        return not cloud.workers()
+
+    controllers.run(loop, left)
+    for _ in range(4):
+        controllers.run(loop, left)
+
+    # When it is lost later
+    cloud.take(one.id)
+    loop.round()
+
+    # Then the job has lost nothing
+    assert (jobs.get(job).kills, events_of(jobs, job, "worker-killed")) == (0, [])
 
 
 def test_only_changed_machines_are_published(

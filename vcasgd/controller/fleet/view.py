@@ -10,6 +10,7 @@ from typing import Any
 
 from vcasgd.controller.fleet.fleet import Fleet
 from vcasgd.controller.fleet.machine_timeline import TimelineRecorder
+from vcasgd.controller.fleet.workplaces import LOST_HEARTBEATS
 from vcasgd.fleet.observed import Observed
 from vcasgd.fleet.plan import Blame
 from vcasgd.fleet.plan.decide import Waiting
@@ -20,6 +21,8 @@ from vcasgd.store.ledger.leases import LostWorkers
 from vcasgd.store.ledger.machines import JoinedMachines
 from vcasgd.worker_names import machine_of, worker_name
 
+#: Heartbeats for which a machine without a worker may be one that dies; later, its job has left it.
+KEPT_HEARTBEATS = 2 * LOST_HEARTBEATS
 #: Seconds between two complete writes of the published view.
 WRITE_ALL_SECONDS = 60.0
 
@@ -113,6 +116,7 @@ class FleetView:
         """Return all machines as they are published; unchanged ones are the previous objects."""
         job_of = {worker.machine_id: worker.job for worker in state.workers if worker.alive}
         nodes, joined = state.nodes, state.history.joined
+        idle = self._fleet.clock() - KEPT_HEARTBEATS * self._fleet.settings.heartbeat
         before, self._sources = self._sources, {}
         rows = {}
         for one in state.machines:
@@ -128,7 +132,9 @@ class FleetView:
             if known and known.job == row["job"] and before.get(name) == (one, row):
                 rows[name] = known
             else:
-                rows[name] = _with_past(one.model_copy(update=row), known, active)
+                left = state.history.idle.get(name, idle) < idle
+                kept = frozenset[str]() if left else active
+                rows[name] = _with_past(one.model_copy(update=row), known, kept)
         return rows
 
     def _write(self, machines: Mapping[str, Machine], pools: dict[str, Any]) -> None:
@@ -236,11 +242,14 @@ class FleetView:
         return ends + [event for (_, event), new in zip(events, recorded, strict=True) if new]
 
 
-def _with_past(row: Machine, before: Machine | None, active: Collection[str]) -> Machine:
-    """Return a machine with what only the previous observation knows."""
+def _with_past(row: Machine, before: Machine | None, jobs: Collection[str]) -> Machine:
+    """Return a machine with what only the previous observation knows.
+
+    ``jobs``: those of which it may have lost a worker.
+    """
     if before is None:
         return row
-    if row.job is None and before.job in active:
+    if row.job is None and before.job in jobs:
         # The worker is often reported dead a moment before its machine is.
         row = row.model_copy(update={"job": before.job})
     # A new controller has not seen the machine in the cluster itself.
