@@ -22,7 +22,7 @@ from vcasgd.errors import CheckpointDamaged, NotFound
 from vcasgd.learning.layout import Layout
 from vcasgd.learning.shards import Cut
 from vcasgd.learning.vector import gather
-from vcasgd.storage.checkpoints import StoredCheckpoint
+from vcasgd.storage.checkpoints import Checkpoints, StoredCheckpoint
 from vcasgd.storage.model_checkpoints import ModelCheckpoints, parse
 from vcasgd.storage.objects import Storage
 from vcasgd.store.tensors.snapshot import Meta, Record, Snapshot, UpdateTotals, encode_integers
@@ -475,3 +475,15 @@ def test_a_process_that_is_killed_leaves_nothing_that_stays(
     checkpoints.prune(1, frozenset())
 
     assert {each.name for each in base.iterdir()} == {last.name, f"{last.name}.pieces"}
+
+
+def test_what_a_killed_process_left_takes_no_room_from_the_next_write(folder: Path) -> None:
+    command = [sys.executable, "-c", KILLED, f"file://{folder}", "in the file"]
+    assert subprocess.run(command, check=False).returncode == -signal.SIGKILL
+    (left,) = (folder / "jobs" / "job" / "checkpoints").iterdir()
+
+    def chunks() -> Iterator[bytes]:
+        assert not left.exists()
+        yield b"content"
+
+    Checkpoints(Storage(f"file://{folder}"), "job").put((10,), chunks)

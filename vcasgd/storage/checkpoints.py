@@ -55,9 +55,11 @@ class Checkpoints:
     ) -> StoredCheckpoint:
         """Store the file of these versions of all shards, in chunks.
 
-        They are made twice, once for the name. Raises :class:`CheckpointDamaged` if they aren't the
-        same, and :class:`~vcasgd.errors.StorageUnavailable`.
+        They are made twice, once for the name. Call it only while no other one is written: what is
+        left of unfinished ones is deleted first, to make room. Raises :class:`CheckpointDamaged` if
+        the chunks aren't the same, and :class:`~vcasgd.errors.StorageUnavailable`.
         """
+        self._storage.remove_unfinished(self._prefix)
         sha256, size, pieces = hashlib.sha256(), 0, []
         for piece in _pieces_of(chunks()):
             sha256.update(piece)
@@ -135,11 +137,7 @@ class Checkpoints:
         self._storage.remove_unfinished(self._prefix)
 
     def prune(self, keep: int, protected: frozenset[str]) -> list[str]:
-        """Delete all but the newest ``keep`` and the protected checkpoints; return their names.
-
-        Call it only while none is written: what is left of unfinished ones is deleted, too.
-        """
-        self._storage.remove_unfinished(self._prefix)
+        """Delete all but the newest ``keep`` and the protected checkpoints; return their names."""
         names = [each.name for each in self.all()[:-keep] if each.name not in protected]
         for name in names:
             self.delete(name)
