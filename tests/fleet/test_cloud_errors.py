@@ -29,6 +29,7 @@ from vcasgd.errors import (
 from vcasgd.fleet.prices import PriceTable
 from vcasgd.fleet.providers import aws_calls
 from vcasgd.fleet.providers.base import refusal_of
+from vcasgd.schemas.fleet import MachineState
 
 #: Codes in EC2's reference for these calls, and Spot's codes for a failed fleet.
 EC2_CODES = {
@@ -275,6 +276,26 @@ def test_a_protected_machine_keeps_no_other_one_alive(aws: AwsBackend) -> None:
     with pytest.raises(CloudDenied, match="UnauthorizedOperation"):
         provider.terminate(*granted)
     assert aws.ec2.calls.count("TerminateInstances") == calls + 1
+
+
+@pytest.mark.parametrize("silent", [0, 1])
+def test_a_silent_zone_keeps_no_machine_of_another_one_alive(gcp: GcpBackend, silent: int) -> None:
+    provider = gcp.provider()
+    granted = [
+        provider.launch(gcp.pool, 2, BOOT, f"in {zone}", zones=[zone]) for zone in gcp.zones[:2]
+    ]
+    zone = gcp.zones[silent]
+    gcp.compute.refuse(f"{zone}/instances/", 503, "backendError")
+
+    with pytest.raises(CloudUnavailable):
+        provider.terminate(*granted[0], *granted[1])
+
+    left = {one.id: one.zone for one in provider.machines() if one.state is MachineState.RUNNING}
+    assert left == dict.fromkeys(granted[silent], zone)
+    # It was asked once, because each request may take long.
+    assert [path.split("/")[-3] for kind, path in gcp.compute.requests if kind == "DELETE"].count(
+        zone
+    ) == 1
 
 
 @pytest.mark.parametrize(

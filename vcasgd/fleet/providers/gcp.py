@@ -159,17 +159,25 @@ class GcpProvider(Provider[GcpPoolSpec]):
         return attributes and one_line(attributes.query_value.items[0].value)
 
     def terminate(self, *machine_ids: str) -> None:
-        """See the contract. Ignores machines without the cluster's label."""
-        error: FleetError | None = None
+        """See the contract. Ignores machines without the cluster's label.
+
+        A zone that doesn't answer is not asked for its other machines.
+        """
+        errors: list[FleetError] = []
+        silent = set()
         for machine in self._find(*machine_ids):
+            if (zone := last(machine.zone)) in silent:
+                continue
             try:
-                self._act(self._clients().machines.delete_unary, last(machine.zone), machine.name)
-            except (CloudUnavailable, Throttled):
+                self._act(self._clients().machines.delete_unary, zone, machine.name)
+            except Throttled:
                 raise
-            except FleetError as refusal:
-                error = refusal
-        if error is not None:
-            raise error
+            except FleetError as error:
+                errors.append(error)
+                if isinstance(error, CloudUnavailable):
+                    silent.add(zone)
+        if errors:
+            raise errors[0]
 
     def evict(self, machine_id: str, notice_seconds: float | None = None) -> None:  # noqa: ARG002
         """See the contract. A simulated maintenance preempts a spot machine in half a minute."""
