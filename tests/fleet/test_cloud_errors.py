@@ -246,17 +246,31 @@ def test_a_token_that_got_no_machine_is_given_up(
         aws.provider().launch(aws.pool, 1, BOOT, "used")
 
 
-def test_a_machine_keeps_its_price_while_ec2_tells_none(aws: AwsBackend) -> None:
+def test_a_list_of_machines_waits_for_no_prices(aws: AwsBackend) -> None:
+    """It has the last known ones. Prices are asked for with the offers."""
     provider = aws.provider()
     (machine,) = provider.launch(aws.pool, 1, BOOT, "priced")
     (before,) = provider.machines()
+    assert before.price_per_hour < before.on_demand_price_per_hour
     for _ in range(aws_calls.ATTEMPTS):
         aws.ec2.refuse("DescribeSpotPriceHistory", "RequestLimitExceeded", 503)
+    with pytest.raises(Throttled):
+        provider.offers(aws.pool)
 
-    (one,) = provider.machines()
+    # While EC2 tells none
+    aws.ec2.calls.clear()
+    assert [one.price_per_hour for one in provider.machines()] == [before.price_per_hour]
+    assert aws.ec2.calls == ["DescribeInstances"]
 
-    assert one.price_per_hour == before.price_per_hour < one.on_demand_price_per_hour
-    provider.terminate(machine)
+    # When they change, and a type is no longer sold
+    aws.ec2.prices |= {("m5.large", zone): 0.04 for zone in aws.zones}
+    (other,) = provider.launch(aws.pool, 1, BOOT, "other", machine_types=["m5.large"])
+    provider.offers(aws.pool)
+    aws.ec2.prices = {(aws.kind, zone): 0.07 for zone in aws.zones}
+    provider.offers(aws.pool)
+    prices = {one.id: one.price_per_hour for one in provider.machines()}
+    assert prices == {machine: 0.07, other: 0.04}
+    provider.terminate(machine, other)
 
 
 def test_a_protected_machine_keeps_no_other_one_alive(aws: AwsBackend) -> None:

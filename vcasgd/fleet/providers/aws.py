@@ -12,7 +12,7 @@ import base64
 import logging
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
@@ -123,10 +123,13 @@ class AwsProvider(Provider[AwsPoolSpec]):
             table.price(self._region, kind)
         self._ec2 = Connection(lambda: client("ec2", self._region))
         self._price_seconds = price_seconds
-        self._cached: dict[tuple[str, ...], tuple[float, Prices]] = {}
+        self._pricing = threading.Lock()
+        #: The present spot prices, of which types, and when they are asked for again.
+        self._prices: Prices = {}
+        self._priced: frozenset[str] = frozenset()
+        self._prices_due = float("-inf")
         #: The last known price of each market.
         self._known: dict[tuple[str, str], SpotPrice] = {}
-        self._pricing = threading.Lock()
 
     def offers(self, pool: str) -> list[Offer]:
         """See the contract. A type without a spot price in a zone isn't sold there."""
@@ -138,7 +141,7 @@ class AwsProvider(Provider[AwsPoolSpec]):
         offers = super().offers(pool)
         if not spec.spot:
             return offers
-        spot, source = self._spot_prices(spec.machine_types, spec.zones), "EC2 spot price history"
+        spot, source = self._spot_prices(), "EC2 spot price history"
         return [
             offer.model_copy(
                 update={
@@ -170,7 +173,7 @@ class AwsProvider(Provider[AwsPoolSpec]):
 
     def machines(self) -> list[Machine]:
         rows = self._described(filtered("instance-state-name", *sorted(_STATES)))
-        spot = self._prices_of([row for row in rows if _is_spot(row)])
+        spot = self._known_prices([row for row in rows if _is_spot(row)])
         reported = {row["InstanceId"]: _tags(row).get(BOOT_ERROR_TAG, "") for row in rows}
         self._boot_errors = {machine: one_line(text) for machine, text in reported.items()}
         return [self._machine(row, spot) for row in rows]
@@ -248,46 +251,47 @@ class AwsProvider(Provider[AwsPoolSpec]):
         mine, rows = tagged(CLUSTER_TAG, self._cluster), "Reservations[].Instances[]"
         return listed(self._ec2(), "describe_instances", rows, self._page, Filters=[mine, *filters])
 
-    def _spot_prices(self, kinds: Sequence[str], zones: Sequence[str]) -> Prices:
-        """Return the current prices of types in zones, which are cached."""
-        key = (*kinds, "", *zones)
+    def _spot_prices(self, kinds: Collection[str] = ()) -> Prices:
+        """Return the present prices, which are cached, of the pools' types and these."""
         with self._pricing:
-            until, prices = self._cached.get(key, (0.0, {}))
-            if time.monotonic() >= until:
-                prices = self._fetch_prices(kinds, zones)
-                self._cached[key] = time.monotonic() + self._price_seconds, prices
-            return prices
+            if time.monotonic() >= self._prices_due or not self._priced.issuperset(kinds):
+                priced = self._priced.union(self._kinds, kinds)
+                self._prices = self._fetch_prices(priced)
+                self._known |= self._prices
+                self._priced = priced
+                self._prices_due = time.monotonic() + self._price_seconds
+            return self._prices
 
-    def _fetch_prices(self, kinds: Sequence[str], zones: Sequence[str]) -> Prices:
+    def _fetch_prices(self, kinds: Collection[str]) -> Prices:
         rows = listed(
             self._ec2(),
             "describe_spot_price_history",
             "SpotPriceHistory[]",
-            InstanceTypes=list(kinds),
+            InstanceTypes=sorted(kinds),
             ProductDescriptions=["Linux/UNIX"],
             # Starting now returns only the current prices.
             StartTime=datetime.now(UTC),
         )
-        newest: dict[tuple[str, str], SpotPrice] = {}
-        for row in sorted(rows, key=lambda row: row["Timestamp"]):
-            if row["AvailabilityZone"] in zones:
-                price = SpotPrice(float(row["SpotPrice"]), row["Timestamp"].timestamp())
-                newest[row["InstanceType"], row["AvailabilityZone"]] = price
-        self._known |= newest
-        return newest
+        return {
+            (row["InstanceType"], row["AvailabilityZone"]): SpotPrice(
+                float(row["SpotPrice"]), row["Timestamp"].timestamp()
+            )
+            for row in sorted(rows, key=lambda row: row["Timestamp"])
+        }
 
-    def _prices_of(self, rows: list[dict[str, Any]]) -> Prices:
-        """Return spot prices, on an error the last known ones, so that machines are still listed.
+    def _known_prices(self, rows: list[dict[str, Any]]) -> Prices:
+        """Return the last known spot prices, of types without any after a call.
 
-        At the price on demand instead, they would seem too dear, and use up budgets.
+        A list doesn't wait for the others: the offers do. At the price on demand instead, machines
+        would seem too dear, and use up budgets.
         """
-        kinds = sorted({row["InstanceType"] for row in rows})
-        zones = sorted({row["Placement"]["AvailabilityZone"] for row in rows})
-        try:
-            return self._spot_prices(kinds, zones) if rows else {}
-        except FleetError as error:
-            log.warning("spot prices: %s", error)
-            return self._known
+        kinds = {row["InstanceType"] for row in rows}
+        if not self._priced.issuperset(kinds):
+            try:
+                self._spot_prices(kinds)
+            except FleetError as error:
+                log.warning("spot prices: %s", error)
+        return self._known
 
     def _machine(self, row: dict[str, Any], spot: Prices) -> Machine:
         kind, zone = row["InstanceType"], row["Placement"]["AvailabilityZone"]
