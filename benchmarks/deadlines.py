@@ -197,7 +197,7 @@ class PlannedFleet:
         demand = JobDemand("j", 1, work.places, ("p",), 10**6, True)
         pool = PoolStatus("p", offers=self._offers, markets={("z", True): self._market})
         state = Observed(
-            cluster="c",
+            ledger="c",
             machines=tuple(machines.values()),
             nodes=frozenset(joined & machines.keys()),
             workers=tuple(WorkerView(w, "j", one, True) for w, one in self._workers.items()),

@@ -280,6 +280,24 @@ def test_machine_that_a_job_has_given_up_is_not_its_loss(
     assert (jobs.get(job).kills, events_of(jobs, job, "worker-killed")) == (0, [])
 
 
+def test_new_ledger_gets_no_machines_of_launches_before_it(
+    ledger: RedisClient, controllers: Controllers, jobs: Jobs
+) -> None:
+    # Given a cloud that knows the launches of a stack whose ledger was lost
+    submit(jobs)
+    _, (old,) = controllers.run_with(cloud := Cloud(), 1)
+    cloud.lose(1)
+    ledger.flushall()
+
+    # When the next stack needs a machine
+    job = submit(jobs)
+    _, (new,) = controllers.run_with(cloud, 1)
+
+    # Then it gets a new one at once
+    assert new.id != old.id
+    assert events_of(jobs, job, "boot-failed") == []
+
+
 def test_only_changed_machines_are_published(
     ledger: RedisClient, controllers: Controllers, jobs: Jobs
 ) -> None:

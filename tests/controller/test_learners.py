@@ -61,7 +61,7 @@ class TunedMachine:
     def decide(self) -> list[StartWorker | StopWorker]:
         """Run one round. Its actions take effect before the next one."""
         state = Observed(
-            cluster="c",
+            ledger="c",
             machines=(machine(MACHINE),),
             nodes=frozenset([MACHINE]),
             workers=(WorkerView(self.name(), self.job, MACHINE, alive=self.first_alive),),

@@ -238,8 +238,8 @@ def test_a_launch_that_was_not_recorded_is_repeated_under_the_same_token() -> No
     assert decide(state, NOW) == decide(state, NOW + 60)
 
 
-def test_tokens_differ_by_cluster_pool_and_count_and_fit_everywhere() -> None:
-    tokens = {launch_token(c, p, n) for c in ("x", "y") for p in ("x", "y") for n in (0, 1)}
+def test_tokens_differ_by_ledger_pool_and_count_and_fit_everywhere() -> None:
+    tokens = {launch_token(id_, p, n) for id_ in ("x", "y") for p in ("x", "y") for n in (0, 1)}
     assert len(tokens) == 8
     assert all(len(token) == 36 for token in tokens)
 

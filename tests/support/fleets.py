@@ -95,7 +95,7 @@ def observed(
     machines = tuple(machines or ())
     joined = {one.id for one in machines} if nodes == "*" else set(nodes.split())
     return Observed(
-        cluster="test",
+        ledger="test",
         machines=machines,
         nodes=frozenset(joined),
         workers=tuple(workers or ()),

@@ -213,7 +213,7 @@ def _bought(
 ) -> Counter[tuple[str, str, str, bool]]:
     """Count machines by pool, zone, type, and spot. Of equally good types, the cheapest counts."""
     state = Observed(
-        cluster=_PLANNED, machines=(), nodes=frozenset(), workers=(), jobs=(demand,),
+        ledger=_PLANNED, machines=(), nodes=frozenset(), workers=(), jobs=(demand,),
         pools=tuple(pools), history=ObservationTimes(since=now),
     )  # fmt: skip
     offers = {pool.name: pool.offers or () for pool in pools}

@@ -283,7 +283,8 @@ class Observed:
     joined. ``jobs`` are in order of submission.
     """
 
-    cluster: str
+    ledger: str
+    """Identifier of the ledger, for tokens of launches: clouds remember those of lost ledgers."""
     machines: tuple[Machine, ...]
     nodes: frozenset[str]
     workers: tuple[WorkerView, ...]

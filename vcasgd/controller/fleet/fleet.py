@@ -41,6 +41,7 @@ class Fleet:
         self.settings, self.ledger, self.pools, self.beats = settings, ledger, pools, beats
         self.leads, self.clock = leads, clock
         self.jobs, self.control = Jobs(ledger), Control(ledger)
+        self.ledger_id = self.control.ledger_id()
         #: Machines as they were last published, perhaps by an earlier controller.
         self.published = {
             name: Machine.model_validate(row) for name, row in self.control.machines().items()

@@ -112,7 +112,7 @@ class Observer:
                 paid[payer].append(one)
         tokens = self._tokens.all()
         return Observed(
-            cluster=self._fleet.settings.cluster,
+            ledger=self._fleet.ledger_id,
             machines=machines,
             nodes=self._workplaces.nodes,
             workers=self._workplaces.workers,

@@ -139,9 +139,9 @@ class Blame:
     reason: str
 
 
-def launch_token(cluster: str, market: str, launches: int) -> str:
+def launch_token(ledger: str, market: str, launches: int) -> str:
     """Return a launch's token, equal for equal arguments; a UUID, which every cloud accepts."""
-    return str(uuid.uuid5(uuid.NAMESPACE_OID, f"vcasgd/{cluster}/{market}/{launches}"))
+    return str(uuid.uuid5(uuid.NAMESPACE_OID, f"vcasgd/{ledger}/{market}/{launches}"))
 
 
 def market_name(pool: str, zone: str, spot: bool) -> str:

@@ -104,7 +104,7 @@ class Markets:
             name = market_name(pool, zone, spot)
             number = self._pools[pool].market(zone, spot).launches + used[name]
             used[name] += 1
-            token = launch_token(self._state.cluster, name, number)
+            token = launch_token(self._state.ledger, name, number)
             launches.append(Launch(pool, len(jobs), token, zone, types, spot, tuple(jobs)))
         return launches
 

@@ -116,6 +116,11 @@ class Control:
             )
         _agree_on_format(self._ledger)
 
+    def ledger_id(self) -> str:
+        """Return an identifier that no other ledger has, also of the same cluster."""
+        self._ledger.hsetnx(names.DATA_FORMAT, "id", secrets.token_hex(8))
+        return (self._ledger.hget(names.DATA_FORMAT, "id") or b"").decode()
+
     def hold(self, owner: str, lease_seconds: float) -> ControlLease:
         """Take or renew the lease, unless another controller holds it."""
         lease_ms = max(1, int(lease_seconds * 1000))
