@@ -45,13 +45,10 @@ class Storage:
     def __init__(self, url: str) -> None:
         self.url = url
         self._store = _open(url)
-        # A multipart upload to a full disk would leave the written parts behind.
-        self._multipart = False if urlsplit(url).scheme == "file" else None
 
     def put(self, name: str, data: bytes | memoryview) -> None:
         """Write an object. Raises :class:`StorageUnavailable`, also if the disk is full."""
-        with _mapped(name):
-            obstore.put(self._store, name, bytes(data), use_multipart=self._multipart)
+        self.put_stream(name, iter((bytes(data),)), len(data))
 
     def put_stream(self, name: str, chunks: Iterator[bytes], size: int) -> None:
         """Write an object of ``size`` bytes in parts, of which few are in memory at a time.
