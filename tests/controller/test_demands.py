@@ -47,15 +47,15 @@ class TestSpeeds:
 
         # The last machine reports false numbers, and the previous one has only started.
         speeds.measure(job, beats(NOW, 10, 10, 0, 10), machines, NOW)
-        assert speeds.rates(job) == {}
+        assert speeds.workload(job).speeds == {}
         later = NOW + MEASURE_SECONDS
         speeds.measure(job, beats(later, 110, 210, 10, 10**12), machines, later)
 
-        assert speeds.rates(job) == {("east", "small"): pytest.approx(20.0)}
+        assert speeds.workload(job).speeds == {("east", "small"): pytest.approx(20.0)}
         speeds.write()
         assert Workloads(ledger).get("job", "t:T").rates == {"east|small": pytest.approx(20.0)}
         again = jobs.submit(job_spec(epochs=5), PACKAGE)
-        assert Speeds(ledger).rates(again) == speeds.rates(job)
+        assert Speeds(ledger).workload(again).speeds == speeds.workload(job).speeds
 
     def test_a_short_job_is_measured_by_its_first_steps(
         self, ledger: RedisClient, jobs: Jobs
@@ -75,7 +75,7 @@ class TestSpeeds:
         assert speeds.estimate(started, {}) is None
         speeds.measure(started, beats, machines, NOW + 1)
 
-        assert speeds.rates(job) == {("east", "small"): 100.0}
+        assert speeds.workload(job).speeds == {("east", "small"): 100.0}
         assert speeds.estimate(started, beats) == (
             "10 epochs take about 50 s at 200 samples/s, the speed of the first steps of 2 "
             "workers; each needs about 0.41 GB of memory"
@@ -88,7 +88,7 @@ class TestSpeeds:
         later = NOW + 1 + MEASURE_SECONDS
         slow = {"at": later, "pid": 1, "samples": 1140, "steps": 20, "samples_per_second": 1.0}
         speeds.measure(started, {f"{job.id}.m-2": Heartbeat(**slow)}, machines, later)
-        assert speeds.rates(job) != {("east", "small"): 1.0}, (
+        assert speeds.workload(job).speeds != {("east", "small"): 1.0}, (
             "later steps count as they are measured"
         )
 
@@ -161,7 +161,7 @@ class TestSpeeds:
             speeds.measure(
                 job, {f"{job.id}.m-1": Heartbeat(**nonsense)}, {"m-1": machine("m-1")}, at
             )
-        assert speeds.rates(job) == {}
+        assert speeds.workload(job).speeds == {}
 
 
 LABELLED_POOLS = """

@@ -137,12 +137,11 @@ def deadline_estimate(
         raise SpecError(
             f"{field}: {spec.finish_by} has passed", remedy="give a time to come", field=field
         )
-    wanted = spec.resources
     offers = [
         each
         for pool in pools
         for each in pool.offers or ()
-        if wanted is None or not shortfalls(wanted, each.hardware)
+        if suits(spec.resources, (each.hardware,))
     ]
     given = workload.rate_given
     rates = {(each.pool, each.machine_type): given for each in offers} if given else workload.speeds

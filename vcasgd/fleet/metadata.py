@@ -105,14 +105,6 @@ def identity(kind: str, url: str | None) -> str:
     return response.body.strip()
 
 
-def aws_secret(name: str, region: str) -> str:
-    """Return a value from AWS Secrets Manager. Raises :class:`~vcasgd.errors.FleetError`."""
-    # Imported here: it needs boto3, which only machines in AWS have.
-    from vcasgd.fleet.providers.aws_calls import secret
-
-    return secret(name, region)
-
-
 def gcp_secret(name: str, metadata_url: str | None, url: str = SECRET_MANAGER_URL) -> str:
     """Return a value from Google's Secret Manager, with the machine's service account.
 

@@ -155,17 +155,15 @@ def notices_of_cloud(environment: Mapping[str, str]) -> NoticeSource:
     url = environment.get("VCASGD_METADATA_URL")
     kind = environment.get("VCASGD_METADATA_KIND", "aws")
     if url and not url.startswith(("http://", "https://")):
-        raise _wrong("VCASGD_METADATA_URL", f"{url!r} does not start with http://")
+        variable = "VCASGD_METADATA_URL"
+        raise SpecError(f"{variable}: {url!r} does not start with http://", field=variable)
     match kind:
         case "aws":
             return AwsNotices(url or AWS_URL)
         case "gcp":
             return GcpNotices(url or GCP_URL)
-    raise _wrong("VCASGD_METADATA_KIND", f"{kind!r} is not aws or gcp")
-
-
-def _wrong(name: str, problem: str) -> SpecError:
-    return SpecError(f"{name}: {problem}", field=name)
+    variable = "VCASGD_METADATA_KIND"
+    raise SpecError(f"{variable}: {kind!r} is not aws or gcp", field=variable)
 
 
 def _unix_seconds(text: object) -> float | None:

@@ -33,7 +33,7 @@ from typing import Any, TypeVar
 from vcasgd.backoff import backoff, jittered
 from vcasgd.child_process import kill
 from vcasgd.errors import FleetError, SpecError, VcasgdError
-from vcasgd.fleet.metadata import aws_secret, gcp_secret, identity
+from vcasgd.fleet.metadata import gcp_secret, identity
 from vcasgd.fleet.notices import (
     NOTICE_FILE_VARIABLE,
     Notice,
@@ -164,7 +164,10 @@ def _secret(name: str, secret: str, kind: str, environment: Mapping[str, str]) -
         return value
     if kind == "gcp":
         return _retry(lambda: gcp_secret(secret, environment.get("VCASGD_METADATA_URL")))
-    return _retry(lambda: aws_secret(secret, environment.get(REGION_VARIABLE, "")))
+    # It needs boto3, which only machines in AWS have.
+    from vcasgd.fleet.providers import aws_calls
+
+    return _retry(lambda: aws_calls.secret(secret, environment.get(REGION_VARIABLE, "")))
 
 
 def _retry(fetch: Callable[[], T]) -> T:

@@ -102,8 +102,6 @@ class MachineActuator:
                 pool=action.pool,
                 state=MachineState.BOOTING,
                 launched_at=self._fleet.clock(),
-                notice_at=None,
-                host="",
                 price_per_hour=max((price_of(o, spot=action.spot) for o in offers), default=0.0),
                 spot=action.spot,
                 zone=action.zone,

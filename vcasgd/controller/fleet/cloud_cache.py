@@ -155,7 +155,7 @@ class CloudCache:
         """Return the pools that have had no machines for long enough."""
         now, stored = self._clock(), self._pools.stored
         self._occupied_at = {each: self._occupied_at.get(each, now) for each in stored}
-        for one in (*self._listed(), *self.unlisted(), *self.ordered()):
+        for one in (*self._listed(), *self.coming()):
             if one.pool in stored:
                 self._occupied_at[one.pool] = now
         return [
@@ -212,6 +212,10 @@ class CloudCache:
         self._unlisted |= {one.id: (one, self._clock()) for one in machines}
         self._list_again()
 
+    def coming(self) -> list[Machine]:
+        """Return the machines that are ordered, or granted and not listed yet."""
+        return [*self.unlisted(), *self.ordered()]
+
     def unlisted(self) -> list[Machine]:
         """Return the launched machines that no provider lists yet."""
         return [one for one, _ in self._unlisted.values()]
@@ -229,7 +233,7 @@ class CloudCache:
         states = (MachineState.BOOTING, MachineState.RUNNING)
         return sum(
             (one.pool, one.spot) == (pool, spot) and one.state in states
-            for one in (*self._listed(), *self.unlisted(), *self.ordered())
+            for one in (*self._listed(), *self.coming())
         )
 
     def order(self, token: str, machines: Sequence[Machine], jobs: Sequence[str]) -> None:

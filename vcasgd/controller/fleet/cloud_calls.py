@@ -6,7 +6,6 @@ A slow cloud therefore delays neither decisions nor other clouds.
 from __future__ import annotations
 
 import logging
-from collections import Counter
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, replace
@@ -94,7 +93,6 @@ class CloudCalls:
         self._leads = leads
         self._threads: dict[_Lane, ThreadPoolExecutor] = {}
         self._calls: dict[tuple[_Lane, str], _Call] = {}
-        self._number: Counter[_Lane] = Counter()
         #: Calls that were started after the last collection.
         self._new: list[tuple[CallKind, Future[Any]]] = []
         self._retired: list[Provider[Any]] = []
@@ -112,14 +110,14 @@ class CloudCalls:
         Returns None if such a call ``about`` the same is under way, or if too many calls are.
         """
         lane = id(provider), kind
-        if (lane, about) in self._calls or self._number[lane] >= MAX_CALLS:
+        number = sum(each == lane for each, _ in self._calls)
+        if (lane, about) in self._calls or number >= MAX_CALLS:
             return None
         if lane not in self._threads:
             name = f"{provider.name}: {kind}"
             self._threads[lane] = ThreadPoolExecutor(THREADS[kind], thread_name_prefix=name)
         future = self._threads[lane].submit(self._make, kind, call)
         self._calls[lane, about] = _Call(provider, future, done)
-        self._number[lane] += 1
         self._new.append((kind, future))
         return future
 
@@ -148,7 +146,6 @@ class CloudCalls:
         for key in [key for key, call in self._calls.items() if call.future.done()]:
             lane, about = key
             call = self._calls.pop(key)
-            self._number[lane] -= 1
             try:
                 call.done(call.future)
             except FleetError as error:

@@ -21,7 +21,6 @@ from vcasgd.fleet.costs import (
 )
 from vcasgd.fleet.deadline import span
 from vcasgd.fleet.estimate import memory_text, total_samples
-from vcasgd.fleet.observed import Rates
 from vcasgd.schemas.costs import Workload
 from vcasgd.schemas.fleet import Machine, MachineState
 from vcasgd.store.connection import RedisClient
@@ -71,9 +70,7 @@ class CostLedger:
 
     def spent(self, job: str, now: float) -> float:
         """Return what a job has spent in USD, including the time that is not booked yet."""
-        clock = self._clocks.get(job) or 0.0
-        open_ = sum(accrued(each, now, clock) for each in self._paid.get(job, {}).values())
-        return self._costs.spent(job) + open_
+        return self._costs.spent(job) + self._accrued(job, now)
 
     def spent_in_month(self, owners: Mapping[str, str | None], now: float) -> dict[str, float]:
         """Return what the jobs of each user cost in this month, with what is not booked yet.
@@ -81,12 +78,13 @@ class CostLedger:
         ``owners``: users by job. Others have an empty name.
         """
         spent = defaultdict(float, self._costs.spent_in(month_of(now)))
-        for job, meters in self._paid.items():
-            clock = self._clocks.get(job) or 0.0
-            spent[owners.get(job) or ""] += sum(
-                accrued(each, now, clock) for each in meters.values()
-            )
+        for job in self._paid:
+            spent[owners.get(job) or ""] += self._accrued(job, now)
         return dict(spent)
+
+    def _accrued(self, job: str, now: float) -> float:
+        clock = self._clocks.get(job) or 0.0
+        return sum(accrued(each, now, clock) for each in self._paid.get(job, {}).values())
 
     @property
     def paid(self) -> dict[str, Collection[str]]:
@@ -307,17 +305,13 @@ class Speeds:
         #: Workloads to write, by the name and the task of their jobs.
         self._changed: dict[tuple[str, str], Workload] = {}
 
-    def rates(self, job: JobRecord) -> Rates:
-        """Return the speeds by pool and type, from all jobs with the same name and task."""
-        return self._of(job).workload.speeds
-
-    def start_seconds(self, job: JobRecord) -> float | None:
-        """Return the time from a launch to first samples, also of earlier jobs; None if unknown."""
-        return self._of(job).workload.start_seconds
+    def workload(self, job: JobRecord) -> Workload:
+        """Return what is known of all jobs with the same name and task."""
+        return self._of(job).workload
 
     def total_samples(self, job: JobRecord) -> int | None:
         """Return the samples of the whole job, before its facts are known those of earlier jobs."""
-        return job.samples[1] or total_samples(job.spec, self._of(job).workload)
+        return job.samples[1] or total_samples(job.spec, self.workload(job))
 
     def measure(
         self,

@@ -16,7 +16,7 @@ from vcasgd.logging import isolated
 from vcasgd.schemas.costs import Offer
 from vcasgd.schemas.fleet import Machine, MachineState
 from vcasgd.settings import Settings
-from vcasgd.spec.hardware import Hardware, shortfalls
+from vcasgd.spec.hardware import Hardware, suits
 from vcasgd.spec.job import PRIORITIES, JobState
 from vcasgd.store.admission import worker_lease_pass
 from vcasgd.store.connection import RedisClient
@@ -179,12 +179,11 @@ class Demands:
         workers = job.spec.workers
         most = (job.facts.most_workers(job.spec) if job.facts else None) or workers.max
         pools, barred = self._clearance.divide(job)
-        wanted = job.spec.resources
         offered = [
             each
             for pool in pools
             for each in offers.get(pool, ())
-            if wanted is None or not shortfalls(wanted, each.hardware)
+            if suits(job.spec.resources, (each.hardware,))
         ]
         left, why = self._budget(job, own, limits, _least_cost(limits, offered), now)
         has_machines = job.state in WITH_MACHINES
@@ -203,7 +202,7 @@ class Demands:
             fallback_after=workers.fallback_after.total_seconds() if workers.fallback else None,
             max_price=workers.max_price_per_hour,
             affordable=left,
-            rates=self._speeds.rates(job),
+            rates=self._speeds.workload(job).speeds,
             learners=job.spec.tuning.learners_per_machine,
             priority=PRIORITIES[job.spec.priority],
             weight=job.spec.weight,
@@ -260,7 +259,7 @@ class Demands:
         places = max(1, int(min(demand.maximum, room)))
         rest = max(0, total - job.samples[0]) / best[1]
         boots = ((pool.provider, pool.boot_seconds) for pool in pools)
-        delay = deadline.delay_of(boots, self._speeds.start_seconds(job))
+        delay = deadline.delay_of(boots, self._speeds.workload(job).start_seconds)
         ages = deadline.ages_on_demand(staying, now)
         return deadline.outlook(at - spare - now, rest / places, places, delay, ages, spare)
 

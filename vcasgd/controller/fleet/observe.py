@@ -215,8 +215,7 @@ class Observer:
         spec, stored = self._pools.specs[name], self._launches.pool(name)
         offers, problem = self._cloud.offers(name)
         capacity = self._capacity(name)
-        coming = [*self._cloud.unlisted(), *self._cloud.ordered()]
-        unlisted = [one for one in coming if one.pool == name]
+        coming = [one for one in self._cloud.coming() if one.pool == name]
         reasons, unknown = self._launches.reasons(name, now), self._cloud.unknown(name)
         if unknown is not None:
             reasons.append(unknown)
@@ -228,7 +227,7 @@ class Observer:
             reasons.append(f"{in_use} of {capacity} machines in use")
         return PoolStatus(
             name=name,
-            launching=len(unlisted),
+            launching=len(coming),
             capacity=capacity,
             # It must not buy what it may already have.
             blocked_until=max(stored.blocked_until, now + UNKNOWN_SECONDS if unknown else 0.0),
@@ -240,8 +239,8 @@ class Observer:
             quotas=self._launches.quotas(name, now),
             boot_seconds=spec.boot_seconds,
             max_price_per_hour=spec.max_price_per_hour,
-            launching_on_demand=sum(not one.spot for one in unlisted),
-            launching_kinds=Counter((one.spot, one.hardware) for one in unlisted if one.hardware),
+            launching_on_demand=sum(not one.spot for one in coming),
+            launching_kinds=Counter((one.spot, one.hardware) for one in coming if one.hardware),
             hardware=tuple(hardware),
             provider=spec.provider,
             labels=spec.labels,

@@ -103,9 +103,8 @@ class CheckpointWriter:
 
     def has_model(self, job: JobRecord, evaluation: Evaluation) -> bool:
         """Return True if the evaluated model is still in the tensors servers or in the storage."""
-        if self._in_memory(job, evaluation):
-            return True
-        return self._checkpoints.find(evaluation.versions) is not None
+        versions = evaluation.versions
+        return self._in_memory(job, evaluation) or self._checkpoints.find(versions) is not None
 
     def write_due(self, job: JobRecord) -> None:
         """Start to write the checkpoint that is due, if any, and unpin models that are not."""

@@ -202,7 +202,7 @@ class JobLifecycle:
         if (why := too_many_bad(job)) is not None:
             self._fail(job, why, None)
             return
-        how = diverged(job, failures, self._workers(job))
+        how = diverged(job, failures, self._jobs.workers.count(job.id))
         if how is not None:
             self._go_back(job, how)
             return
@@ -308,9 +308,6 @@ class JobLifecycle:
 
     # -- failures and divergence -------------------------------------------------------------------
 
-    def _workers(self, job: JobRecord) -> int:
-        return self._jobs.workers.count(job.id)
-
     def _failures(self, job: JobRecord) -> list[Failure]:
         """Return the failures that have not expired."""
         failures = self._jobs.failures(job.id)
@@ -323,7 +320,7 @@ class JobLifecycle:
             if not each.diverged and each.fault is not Cause.MACHINE
         ]
         failure = next((each for each in counting if each.fault is Cause.JOB), None)
-        failure = failure or repeated(counting, self._workers(job))
+        failure = failure or repeated(counting, self._jobs.workers.count(job.id))
         if failure is not None:
             self._fail(job, failure.message, failure.traceback)
             return True

@@ -27,7 +27,7 @@ from vcasgd.fleet.plan.shares import (
     preempt_for_share,
 )
 from vcasgd.schemas.fleet import Machine
-from vcasgd.spec.hardware import Hardware, shortfalls
+from vcasgd.spec.hardware import Hardware, suits
 
 #: Ids of machines by pool, spot, and hardware.
 Coming = defaultdict[tuple[str, bool], defaultdict[Hardware | None, deque[str]]]
@@ -263,9 +263,7 @@ class Allocation:
         return highest_price(self._pools.get(pool), job) if suits else float("-inf")
 
     def _suits(self, job: JobDemand, kind: Hardware | None) -> bool:
-        if job.resources is None:
-            return True
-        return kind is not None and not shortfalls(job.resources, kind)
+        return job.resources is None or (kind is not None and suits(job.resources, (kind,)))
 
     def _kind(self, one: Machine) -> Hardware | None:
         """Return a machine's hardware; None for all machines if no job asks for any."""

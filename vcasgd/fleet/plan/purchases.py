@@ -11,7 +11,7 @@ from statistics import median
 from vcasgd.fleet.observed import JobDemand, Observed, PoolStatus, Rates, highest_price
 from vcasgd.fleet.plan import Launch, launch_token, market_name
 from vcasgd.schemas.costs import Offer
-from vcasgd.spec.hardware import shortfalls
+from vcasgd.spec.hardware import suits
 
 #: Largest premium, as a share of the cheapest price of a sample, for spreading over zones and for
 #: more types to choose from. In recorded traces of spot machines, most losses take at least half
@@ -135,12 +135,11 @@ class Markets:
         return self._zones_of[key]
 
     def _affordable_offers(self, pool: PoolStatus, job: JobDemand, spot: bool) -> list[Offer]:
-        limit, wanted = highest_price(pool, job), job.resources
+        limit = highest_price(pool, job)
         return [
             each
             for each in pool.offers or ()
-            if price_of(each, spot=spot) <= limit
-            and (wanted is None or not shortfalls(wanted, each.hardware))
+            if price_of(each, spot=spot) <= limit and suits(job.resources, (each.hardware,))
         ]
 
     def _open(self, pool: PoolStatus, zone: str, spot: bool) -> bool:

@@ -161,7 +161,7 @@ class AwsProvider(Provider[AwsPoolSpec]):
             return granted
         request = fleet_request(order, self._cluster, self._user_data(order.spec, order.boot))
         try:
-            answer = self._call("create_fleet", pool, request)
+            answer = call(self._ec2(), "create_fleet", pool, request)
         except InvalidRequest as error:
             if error.code != "IdempotentParameterMismatch":
                 raise
@@ -210,7 +210,7 @@ class AwsProvider(Provider[AwsPoolSpec]):
     def _terminate(self, machines: list[str]) -> list[FleetError]:
         """Terminate machines; halve the call while EC2 refuses it because of one of them."""
         try:
-            self._call("terminate_instances", None, {"InstanceIds": machines})
+            call(self._ec2(), "terminate_instances", None, {"InstanceIds": machines})
         except FleetError as error:
             about_one = error.code in ABOUT_ONE_MACHINE or isinstance(error, InvalidRequest)
             if len(machines) == 1 or not about_one:
@@ -228,7 +228,7 @@ class AwsProvider(Provider[AwsPoolSpec]):
         """Return the template's own user data, which ours would otherwise replace."""
         request: dict[str, Any] = {**template_of(spec)}
         request["Versions"] = [request.pop("Version")]
-        answer = self._call("describe_launch_template_versions", spec.name, request)
+        answer = call(self._ec2(), "describe_launch_template_versions", spec.name, request)
         data = answer["LaunchTemplateVersions"][0]["LaunchTemplateData"].get("UserData", "")
         return base64.b64decode(data).decode()
 
@@ -302,7 +302,6 @@ class AwsProvider(Provider[AwsPoolSpec]):
             pool=_tags(row).get(POOL_TAG, ""),
             state=_STATES[row["State"]["Name"]],
             launched_at=row["LaunchTime"].timestamp(),
-            notice_at=None,
             host=row.get("PrivateIpAddress", ""),
             price_per_hour=current.per_hour if current else on_demand,
             spot=_is_spot(row),
@@ -315,9 +314,6 @@ class AwsProvider(Provider[AwsPoolSpec]):
         """Return an offer at the price on demand."""
         listed = self._table.price(self._region, kind)
         return offer_of(spec, zone, kind, listed.on_demand, listed)
-
-    def _call(self, operation: str, pool: str | None, arguments: dict[str, Any]) -> Any:
-        return call(self._ec2(), operation, pool, arguments)
 
 
 def _refusal(pool: str, answer: dict[str, Any]) -> FleetError:

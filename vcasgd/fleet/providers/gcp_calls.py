@@ -152,7 +152,6 @@ def machine_of(machine: Any, table: PriceTable) -> Machine:
         pool=machine.labels.get(POOL_LABEL, ""),
         state=STATES[machine.status],
         launched_at=datetime.fromisoformat(machine.creation_timestamp).timestamp(),
-        notice_at=None,
         host=next((each.network_i_p for each in machine.network_interfaces), ""),
         price_per_hour=price,
         spot=is_spot(machine),

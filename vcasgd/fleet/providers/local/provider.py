@@ -156,12 +156,8 @@ class LocalProvider(Provider[LocalPoolSpec]):
 
     def terminate(self, *machine_ids: str) -> None:
         """See the contract. Usually nothing is alive when it returns."""
-        for machine_id in machine_ids:
-            self._end_by_id(machine_id, "terminated")
-
-    def kill(self, machine_id: str) -> None:
-        """See the contract. Usually nothing is alive when it returns."""
-        self._end_by_id(machine_id, "killed")
+        for directory in filter(None, map(self._find, machine_ids)):
+            self._end(directory, "terminated")
 
     def processes(self, machine_id: str) -> set[Process]:
         """Return all living processes of a machine, also of one that has ended."""
@@ -274,10 +270,6 @@ class LocalProvider(Provider[LocalPoolSpec]):
 
     def _find(self, machine_id: str) -> MachineDirectory | None:
         return next((one for one in self._unreaped() if one.id == machine_id), None)
-
-    def _end_by_id(self, machine_id: str, reason: str) -> None:
-        if (directory := self._find(machine_id)) is not None:
-            self._end(directory, reason)
 
     def _end(self, directory: MachineDirectory, reason: str) -> None:
         directory.mark_terminated(reason)
