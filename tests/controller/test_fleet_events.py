@@ -12,10 +12,12 @@ from support.fleet_records import NOW, PACKAGE, events_of, job_spec
 from support.waiting import PATIENCE
 
 from vcasgd.controller.fleet.cloud_cache import LAUNCH_UNLISTED_SECONDS, NEVER_APPEARED
+from vcasgd.controller.fleet.cloud_calls import BACKOFF_SECONDS
 from vcasgd.controller.fleet.view import WRITE_ALL_SECONDS
 from vcasgd.errors import CloudUnavailable, QuotaExceeded
 from vcasgd.fleet.observed import Limits
 from vcasgd.fleet.pools import JoinPoolSpec
+from vcasgd.schemas.costs import Offer
 from vcasgd.schemas.fleet import Machine, MachineState
 from vcasgd.spec.access import Scope
 from vcasgd.store.connection import RedisClient
@@ -220,6 +222,35 @@ def test_quota_that_a_launch_reveals_counts_launches_under_way(
     # When the machine is lost, then another one gets its place
     cloud.lose(1)
     controllers.run(loop, lambda: cloud.counts()["launched"] == 2)
+
+
+class _Limited(Cloud):
+    """A cloud with one zone that refuses launches as a whole beyond three machines."""
+
+    def offers(self, pool: str) -> list[Offer]:
+        return [each for each in super().offers(pool) if each.zone == "a"]
+
+    def launch(self, pool: str, count: int, *arguments: Any, **options: Any) -> list[str]:
+        if len(self.machines()) + count > 3:
+            raise QuotaExceeded("too many")
+        return super().launch(pool, count, *arguments, **options)
+
+
+def test_launch_beyond_a_quota_is_repeated_with_half_of_its_machines(
+    controllers: Controllers, jobs: Jobs
+) -> None:
+    submit(jobs, 8)
+    cloud = _Limited(8)
+    loop = controllers.start(cloud)
+
+    def works() -> bool:
+        controllers.ahead += BACKOFF_SECONDS[1]
+        return len(cloud.workers()) == 2
+
+    controllers.run(loop, works)
+
+    (pool,) = Control(controllers.ledger).pools().values()
+    assert "the account may have 2 such machines" in pool["reason"]
 
 
 class _Silent(Cloud):

@@ -68,8 +68,12 @@ def test_a_zone_may_have_any_name(history: NewHistory) -> None:
     assert history().markets("east", NOW)["eu/north", True].launches == 1
 
 
-def test_quota_caps_the_pool_at_its_present_machines(history: NewHistory) -> None:
-    history().refused(LAUNCH, QuotaExceeded("too many"), 5, NOW)
+def test_quota_caps_the_pool_at_its_present_machines_and_half_of_a_launch(
+    history: NewHistory,
+) -> None:
+    history().refused(replace(LAUNCH, count=3), QuotaExceeded("too many"), 5, NOW)
+    assert history().quotas("east", NOW) == {True: 6}
+    history().refused(replace(LAUNCH, count=1), QuotaExceeded("too many"), 5, NOW)
 
     assert history().quotas("east", NOW) == {True: 5}
     assert history().quotas("east", NOW + QUOTA_SECONDS) == {}

@@ -242,8 +242,10 @@ class LaunchHistory:
             row = self.pool(name)
             self._set(name, replace(row, launches=row.launches + 1))
         if isinstance(error, QuotaExceeded):
-            why = f"quota: the account may have {held} such machines: {error}"
-            row = LaunchRecord(blocked_until=now + QUOTA_SECONDS, reason=why, quota=held)
+            # There may be room for a part: some clouds refuse a launch as a whole.
+            quota = held + launch.count // 2
+            why = f"quota: the account may have {quota} such machines: {error}"
+            row = LaunchRecord(blocked_until=now + QUOTA_SECONDS, reason=why, quota=quota)
             self._set(_quota_name(launch.pool, launch.spot), row)
         elif not isinstance(error, NoCapacity):
             name = launch.pool
