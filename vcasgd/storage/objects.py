@@ -9,7 +9,7 @@ import logging
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -131,11 +131,8 @@ class Storage:
 
     def delete(self, name: str) -> None:
         """Delete an object if it exists. Raises :class:`StorageUnavailable`."""
-        try:
-            with _mapped(name):
-                obstore.delete(self._store, name)
-        except NotFound:
-            return
+        with suppress(NotFound), _mapped(name):
+            obstore.delete(self._store, name)
 
 
 def _open(url: str) -> ObjectStore:
