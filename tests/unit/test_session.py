@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.utils.data import BatchSampler, DataLoader, IterableDataset, TensorDataset
+from torch.utils.data import BatchSampler, DataLoader, Dataset, IterableDataset, TensorDataset
 
 import vcasgd
 from vcasgd.errors import NonFiniteLoss, UserCodeError
@@ -114,11 +114,14 @@ def test_a_loop_knows_where_a_sequence_starts() -> None:
     assert starts == [True, False, False] * 2
 
 
-def test_model_is_evaluated_after_each_epoch(capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("data", [DATA, Lines()], ids=["indexed", "iterable"])
+def test_model_is_evaluated_after_each_epoch(
+    data: Dataset[tuple[Tensor]], capsys: pytest.CaptureFixture[str]
+) -> None:
     model = line(2.0)
     session = session_of(model, schedule=lambda _: 0.0)
 
-    @session.evaluation(DATA, batch_size=3)
+    @session.evaluation(data, batch_size=3)
     def evaluate(evaluated: nn.Module, batch: list[Tensor]) -> dict[str, Tensor]:
         assert evaluated is model
         assert not evaluated.training

@@ -25,6 +25,7 @@ from vcasgd.learning.training_set import (
     LoaderData,
     TrainingSet,
     data_of,
+    dataset_of,
     evaluation_data_of,
 )
 from vcasgd.session.loader import BatchLoader, loader_over
@@ -299,7 +300,7 @@ class Session:
                     self._task.starts_sequence = False
                 done += count
             if self._task.has_evaluation and (subtask + 1) % plan.subtasks_per_epoch == 0:
-                self._evaluate(plan.epoch_of(subtask) + 1, device)
+                self._evaluate(plan.epoch_of(subtask) + 1, seed, device)
         source.close()
 
     def _weighted(self, parts: list[tuple[Any, float]]) -> list[tuple[Any, float]]:
@@ -313,9 +314,9 @@ class Session:
         total = sum(weight for _, weight in weighed)
         return [(part, weight / total) for part, weight in weighed if weight]
 
-    def _evaluate(self, epoch: int, device: torch.device) -> None:
+    def _evaluate(self, epoch: int, seed: int, device: torch.device) -> None:
         logged = collected.take()
-        data = self._task.dataset("validation")
+        data = dataset_of(self._task, "validation", seed)
         self.metrics = evaluate(self._task, self._model, data, device)
         means = {name: mean for name, mean in self.metrics.items() if name != "count"}
         means |= {name: total / count for name, (total, count) in logged.items()}
