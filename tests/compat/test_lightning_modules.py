@@ -97,6 +97,20 @@ def test_a_module_ends_as_with_lightning(workers: int, name: str, tmp_path: Path
     assert_close(ends_of(task_of(make), workers, epochs=EPOCHS), by_lightning(make, tmp_path))
 
 
+def test_a_module_may_step_its_scheduler_in_the_last_batch_of_an_epoch() -> None:
+    rates: list[float] = []
+
+    class LastBatch(module_of("LastBatch")):
+        def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
+            rates.append(self.optimizers().param_groups[0]["lr"])
+
+    simulated(task_of(LastBatch), 2, epochs=EPOCHS)
+
+    # The first step of a new worker has a lower rate
+    assert 0.1 in rates
+    assert rates[-1] == 0.05
+
+
 @grid
 @pytest.mark.ci
 def test_steps_in_turn_need_large_parts(workers: int, tmp_path: Path) -> None:

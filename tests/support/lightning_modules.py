@@ -131,6 +131,24 @@ class Manual(Module):
         self.lr_schedulers().step()
 
 
+class LastBatch(Module):
+    """A scheduler that the module steps in the last batch of each epoch."""
+
+    automatic_optimization = False
+
+    def configure_optimizers(self) -> Any:
+        optimizer = super().configure_optimizers()
+        return [optimizer], [torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma=0.5)]
+
+    def training_step(self, batch: Any, batch_idx: int) -> None:
+        optimizer = self.optimizers()
+        optimizer.zero_grad()
+        self.manual_backward(super().training_step(batch, batch_idx))
+        optimizer.step()
+        if self.trainer.is_last_batch:
+            self.lr_schedulers().step()
+
+
 class Clamped(Manual):
     """Gradients that the module clamps itself."""
 

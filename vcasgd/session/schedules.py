@@ -153,9 +153,9 @@ class LoopSchedulers:
         self._own_steps = [each.step for each in self._found]
         #: True for each scheduler that the loop calls after its epochs; None until that is known.
         self._by_epoch: list[bool | None] = [None] * len(self._found)
-        self._steps, self._between, self._epoch_steps = 0, False, 1
-        #: True after the first epoch of the job.
-        self._first_ends = False
+        self._steps, self._between, self._place = 0, False, Place(0.0)
+        #: True in the last step of an epoch, and after the first epoch of the job that has it.
+        self._is_last = self._first_ends = False
         #: Schedulers that it has called since the last step.
         self._called: set[int] = set()
         self._first = options_of(optimizers)
@@ -177,6 +177,7 @@ class LoopSchedulers:
             raise _refused(_SOME_STEPS)
         self._called.clear()
         self._steps, self._between, self._first_ends = self._steps + 1, False, False
+        self._is_last = self._place.batch + 1 == self._place.epoch_steps
 
     def end_step(self) -> None:
         """Record that the loop has ended its step: it would have called the schedulers by now."""
@@ -184,13 +185,13 @@ class LoopSchedulers:
 
     def end_epoch(self, epoch: int) -> None:
         """Record that the loop over the batches of an epoch, counted from 0, ends."""
-        self._between, self._first_ends = True, epoch == 0
+        self._between, self._first_ends = True, epoch == 0 and self._is_last
 
     def options(self, place: Place) -> Options | None:
         """Return the options of all groups at a place of the job; None without schedulers."""
         if not self._found and not self.epoch_rates:
             return None
-        self._epoch_steps = place.epoch_steps
+        self._place = place
         if self._replay is None:
             known = None not in self._by_epoch
             self._replay = self._new_replay([bool(each) for each in self._by_epoch])
@@ -248,8 +249,9 @@ class LoopSchedulers:
             nonlocal in_code
             if step == 0 and self.epoch_rates:
                 in_code = self.epoch_rates.replay()
-            batch, own = step % self._epoch_steps, self._loop_epoch_steps or self._epoch_steps
-            ends = batch + 1 == self._epoch_steps
+            length = self._place.epoch_steps
+            batch, own = step % length, self._loop_epoch_steps or length
+            ends = batch + 1 == length
             calls = (own if ends else min(batch + 1, own)) - min(batch, own)
             for make, at_ends in zip(self._own_steps, by_epoch, strict=True):
                 for _ in range(ends if at_ends else calls):
@@ -274,7 +276,7 @@ class LoopSchedulers:
         known = self._by_epoch[number]
         if known is None:
             self._by_epoch[number] = self._between
-        elif known != self._between:
+        elif known != self._between and not (known and self._is_last):
             raise _refused(_SOME_STEPS)
         self._called.add(number)
 
@@ -332,8 +334,9 @@ def schedule_of(
 def _refused(how: str) -> UserCodeError:
     return UserCodeError(
         f"the loop calls the step of its scheduler {how}",
-        remedy="call it without an argument after each step, or after each epoch, or pass it to "
-        "the session: Session(model, optimizer, schedule=scheduler, schedule_steps=…)",
+        remedy="call it without an argument after each step, or after each epoch (a Lightning "
+        "module can ask trainer.is_last_batch), or pass it to the session: "
+        "Session(model, optimizer, schedule=scheduler, schedule_steps=…)",
     )
 
 
