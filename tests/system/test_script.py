@@ -350,6 +350,7 @@ def test_a_script_can_import_modules_beside_it(scripts: Scripts, tmp_path: Path)
         ("import sklearm", r"train\.py can't be run: ModuleNotFoundError: No module named 'skl"),
         ("raise SystemExit(2)", r"train\.py can't be run: SystemExit: 2"),
         (HEAD, r"train\.py ended without a batch of a vcasgd\.Session"),
+        ("import torch", r"name a TrainerTask or a ModuleTask"),
     ],
 )
 def test_a_script_without_a_first_batch_is_no_task(

@@ -33,7 +33,6 @@ from vcasgd.integrations.lightning_trainer import ENDLESS, FitBatches, JobTraine
 from vcasgd.learning.optimizers import as_optimizer
 from vcasgd.learning.training_set import LoaderData, data_of, evaluation_data_of, first_place
 from vcasgd.session.loader import BatchLoader
-from vcasgd.session.schedules import check_scheduler
 from vcasgd.session.script import LoopInThread
 from vcasgd.spec.job import JobSpec
 from vcasgd.task.gradient_changes import find_changes, parsed
@@ -189,8 +188,6 @@ class ModuleTask(LoopInThread):
         if not trainer.job_loop.runs or trainer.batches is not None:
             return self._loaders.train()
         self.set_model(module, as_optimizer(trainer.optimizers))
-        for config in trainer.lr_scheduler_configs:
-            check_scheduler(config.scheduler)
         trainer.batches = FitBatches(self, trainer, self._accumulate)
         return trainer.batches
 

@@ -383,7 +383,7 @@ class LoopInThread(LoopTask):
             return TaskImportError(
                 f"task: {self.name} ended without a batch of a vcasgd.Session",
                 remedy="train in a loop: for batch in session.batches(dataset), or over "
-                "session.loader(dataset)",
+                "session.loader(dataset); of a Trainer, name a TrainerTask or a ModuleTask as task",
                 field="task",
             )
         return TaskImportError(
