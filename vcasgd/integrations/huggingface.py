@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import inspect
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from operator import getitem
@@ -232,9 +233,12 @@ class TrainerTask(Task):
 
     def _length(self) -> Place:
         """Return the first place of the job, or without one of the trainer's own training."""
-        if self._spec is None:
-            return Place(0.0, steps=_steps(self.trainer))
-        return first_place(self, self._spec, self.batch_size)
+        if (spec := self._spec) is None:
+            args, own = self.trainer.args, {"name": "trainer", "task": "trainer:task"}
+            epochs = math.ceil(args.num_train_epochs)
+            length = {"max_steps": args.max_steps} if args.max_steps > 0 else {"epochs": epochs}
+            spec = JobSpec.parse({**own, **length})
+        return first_place(self, spec, self.batch_size)
 
     def _follow_scheduler(self) -> None:
         trainer = self.trainer
@@ -474,14 +478,3 @@ def _check(trainer: Trainer) -> None:
 
 def _refused(what: str, why: str) -> SpecError:
     return SpecError(f"task: the trainer can't be used with {what}: {why}", field="task")
-
-
-def _steps(trainer: Trainer) -> int:
-    """Return the steps of the trainer's own training."""
-    args = trainer.args
-    if args.max_steps > 0:
-        return int(args.max_steps)
-    batches = -(-len(trainer.train_dataset) // args.train_batch_size)
-    updates = max(1, -(-batches // args.gradient_accumulation_steps))
-    steps: int = max(1, round(updates * args.num_train_epochs))
-    return steps
