@@ -140,3 +140,16 @@ def test_follow_says_that_machines_boot_until_a_worker_starts(api: Api) -> None:
         assert "starting: 2 machines are booting" in str(next(statuses(client, job)))
         api.leases(job).renew({"at": time.time(), "machine": "i-1", "doing": "starting"}, [])
         assert "booting" not in str(next(statuses(client, job)))
+
+
+def test_a_full_disk_behind_a_redirection_is_named(api: Api) -> None:
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "vcasgd.cli", "jobs", "--json", "--url", api.url],
+            env=os.environ | {"VCASGD_TOKEN": api.token},
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            timeout=PATIENCE,
+        )
+    assert (done.stderr, done.returncode) == ("error: No space left on device\n", 1)

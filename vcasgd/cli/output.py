@@ -106,7 +106,8 @@ class Group(TyperGroup):
             err.print("error: this needs torch, and it is not installed")
             err.print("remedy: pip install 'vcasgd[worker]'")
         except OSError as error:
-            err.print(f"error: {error.filename or ''}: {error.strerror or error}")
+            name = f"{error.filename}: " if error.filename else ""
+            err.print(f"error: {name}{error.strerror or error}")
         raise typer.Exit(1)
 
 
