@@ -122,9 +122,14 @@ class Controllers:
         )
 
     def start(self, cloud: Cloud) -> FleetLoop:
-        pools, clock = SimulatedPools(cloud, cloud.most), lambda: steady_time() + self.ahead
-        leads = lambda: self.leads()  # noqa: E731
-        return fleet_loop(self.settings, self.ledger, pools, cloud, clock, leads)
+        pools = SimulatedPools(cloud, cloud.most)
+        return fleet_loop(self.settings, self.ledger, pools, cloud, self._clock, self._leads)
+
+    def _clock(self) -> float:
+        return steady_time() + self.ahead
+
+    def _leads(self) -> bool:
+        return self.leads()
 
     def run(self, loop: FleetLoop, until: Callable[[], object]) -> None:
         """Run rounds until a condition holds, and one more, which observes it."""
