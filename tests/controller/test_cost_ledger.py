@@ -7,7 +7,7 @@ from support.fleet_records import HOUR, NOW, PACKAGE, job_spec, machine
 
 from vcasgd.controller.fleet.costs import CostLedger
 from vcasgd.fleet.costs import report
-from vcasgd.schemas.fleet import Machine
+from vcasgd.schemas.fleet import Machine, MachineState
 from vcasgd.store.connection import RedisClient
 from vcasgd.store.keys import LedgerKeys
 from vcasgd.store.ledger.costs import Costs, month_of
@@ -69,6 +69,27 @@ def test_machine_is_charged_to_the_jobs_that_it_worked_for(rounds: Rounds) -> No
     assert report(rounds.amounts("B")).machine_seconds == pytest.approx(50)
     assert rounds.costs.payers == {}
     assert rounds.costs.ended("m-1")
+
+
+def test_machine_that_waits_in_a_queue_costs_nothing(rounds: Rounds) -> None:
+    ordered = [machine("m-1"), machine("m-2")]
+    coming = [one.model_copy(update={"state": MachineState.WAITING}) for one in ordered]
+    rounds.costs.launched(ordered, ["A", "A"])
+    rounds.record(NOW + 5, *coming)
+    assert rounds.costs.spent("A", NOW + 3600) == 0
+    rounds.record(NOW + 3600, *coming)
+    one = ordered[0]
+    rounds.record(NOW + 3610, one)
+    rounds.record(NOW + 3640, one, joined="m-1", works_for={"m-1": "A"})
+    rounds.record(NOW + 3740, one, joined="m-1", works_for={"m-1": "A"})
+    rounds.record(NOW + 3750)
+
+    cost = report(rounds.amounts("A"))
+    assert cost.machine_seconds == pytest.approx(130)
+    assert cost.wasted.booting.seconds == pytest.approx(30)
+    assert cost.spent_usd == pytest.approx(130 / HOUR)
+    assert rounds.costs.ended("m-1")
+    assert rounds.costs.ended("m-2")
 
 
 def test_month_has_the_costs_of_each_user_once_and_after_jobs_are_deleted(

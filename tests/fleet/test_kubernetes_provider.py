@@ -118,6 +118,8 @@ def test_containers_that_the_cluster_adds_do_not_count(api: FakeKubernetes) -> N
     # Given a pod with a sidecar, of which the API server lists the sidecar first
     provider = KubernetesProvider("c", [spec_of()], JoinedFleet())
     (machine,) = provider.launch("gpu", 1, BOOT, "token-10")
+    (listed,) = provider.machines()
+    assert listed.state is MachineState.WAITING, "no node has it"
     own = {"image": "vcasgd:1", "imageID": "", "ready": False, "restartCount": 0}
     sidecar = {**own, "name": "proxy", "state": {"running": {}}}
 

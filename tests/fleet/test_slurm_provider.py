@@ -94,7 +94,7 @@ def test_launch_that_was_cancelled_before_it_began_is_not_repeated(
 ) -> None:
     others = cluster.occupy()
     first, _ = provider.launch("hpc", 2, _boot(tmp_path), "token-7", zones=["spot"])
-    assert {one.state for one in provider.machines()} == {MachineState.BOOTING}
+    assert {one.state for one in provider.machines()} == {MachineState.WAITING}
     cluster.run("scancel", "--partition=spot")
 
     assert provider.launch("hpc", 2, _boot(tmp_path), "token-7", zones=["spot"]) == [first]

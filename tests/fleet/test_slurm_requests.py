@@ -52,7 +52,7 @@ def only(text: str) -> Listed:
 @pytest.mark.parametrize(
     ("text", "state"),
     [
-        (line("PENDING"), MachineState.BOOTING),
+        (line("PENDING"), MachineState.WAITING),
         (line("CONFIGURING"), MachineState.BOOTING),
         (line("RUNNING"), MachineState.RUNNING),
         (line("RUNNING", preempt="1795436769"), MachineState.LEAVING),

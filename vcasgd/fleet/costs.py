@@ -25,8 +25,9 @@ CHARGE_SECONDS = 10.0
 
 
 class Doing(StrEnum):
-    """Activity that a machine is paid for."""
+    """Activity of a machine. One that waits in a queue of its cluster isn't paid for."""
 
+    WAITING = "waiting"
     BOOTING = "booting"
     WORKING = "working"
     IDLE = "idle"
@@ -87,7 +88,8 @@ class Charge:
 
     def amounts(self) -> dict[str, float]:
         """Return seconds and USD by ``pool|spot|doing|what``."""
-        if self.before is None or self.before.job is None:
+        # A machine that waits now has waited since its launch.
+        if self.before is None or self.before.job is None or self.after.doing is Doing.WAITING:
             return {}
         return _amounts(self.before, self.after.until - self.since, self.lost_seconds)
 
@@ -166,7 +168,8 @@ def clock_amounts(meters: Iterable[Meter], clock: float, now: float) -> dict[str
 
 def accrued(meter: Meter, now: float, clock: float) -> float:
     """Return USD since the machine was paid for; ``clock`` is that of its job."""
-    return 0.0 if meter.closed else _usd(meter.price_per_hour, now - meter.paid_until(clock))
+    free = meter.closed or meter.doing is Doing.WAITING
+    return 0.0 if free else _usd(meter.price_per_hour, now - meter.paid_until(clock))
 
 
 def report(amounts: Mapping[str, float]) -> CostReport:
@@ -298,6 +301,8 @@ def _at_price(meter: Meter, one: Machine) -> Meter:
 
 
 def _amounts(meter: Meter, seconds: float, lost: float) -> dict[str, float]:
+    if meter.doing is Doing.WAITING:
+        return {}
     name = f"{meter.pool}|{'spot' if meter.spot else 'on-demand'}|{meter.doing.value}"
     amounts = {
         f"{name}|seconds": seconds,

@@ -11,7 +11,7 @@ from pydantic import TypeAdapter
 
 from vcasgd.fleet.pools import FREE_PROVIDERS, JOIN
 from vcasgd.schemas.costs import Offer
-from vcasgd.schemas.fleet import Machine, MachineState
+from vcasgd.schemas.fleet import Machine
 from vcasgd.spec.hardware import Hardware
 from vcasgd.spec.sections import Resources
 
@@ -318,8 +318,7 @@ class Observed:
 
     def occupying(self) -> tuple[Machine, ...]:
         """Return machines that count for the capacity of their pool: all without a notice."""
-        states = (MachineState.BOOTING, MachineState.RUNNING)
-        return tuple(one for one in self.machines if one.state in states)
+        return tuple(one for one in self.machines if one.state.stays)
 
 
 def with_history(state: Observed, now: float) -> Observed:

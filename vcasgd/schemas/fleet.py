@@ -116,12 +116,20 @@ class WorkerRow(HeartbeatView):
 
 
 class MachineState(StrEnum):
-    """State of a machine. ``leaving`` has a notice and still runs; ``gone`` is final."""
+    """State of a machine. One that is ``waiting`` is in a queue of its cluster, and costs nothing
+    yet. ``leaving`` has a notice and still runs; ``gone`` is final.
+    """
 
+    WAITING = "waiting"
     BOOTING = "booting"
     RUNNING = "running"
     LEAVING = "leaving"
     GONE = "gone"
+
+    @property
+    def stays(self) -> bool:
+        """True without a notice or an end."""
+        return self not in (MachineState.LEAVING, MachineState.GONE)
 
 
 class Machine(Schema):

@@ -2260,10 +2260,11 @@ export interface components {
         };
         /**
          * MachineState
-         * @description State of a machine. ``leaving`` has a notice and still runs; ``gone`` is final.
+         * @description State of a machine. One that is ``waiting`` is in a queue of its cluster, and costs nothing
+         *     yet. ``leaving`` has a notice and still runs; ``gone`` is final.
          * @enum {string}
          */
-        MachineState: "booting" | "running" | "leaving" | "gone";
+        MachineState: "waiting" | "booting" | "running" | "leaving" | "gone";
         /**
          * Metric
          * @description A validation metric that ranks a job's models, and optionally the value that ends the job.

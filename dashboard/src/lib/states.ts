@@ -17,6 +17,7 @@ type Look = { word: string; tone: Tone };
 const LOOKS: Record<string, Look> = {
   queued: { word: "queued", tone: "starting" },
   starting: { word: "starting", tone: "starting" },
+  waiting: { word: "waiting", tone: "starting" },
   booting: { word: "starting", tone: "starting" },
   running: { word: "running", tone: "working" },
   training: { word: "training", tone: "working" },

@@ -17,7 +17,7 @@ from vcasgd.errors import CloudUnavailable, FleetError, VcasgdError
 from vcasgd.fleet.plan import Blame
 from vcasgd.fleet.providers.base import Provider
 from vcasgd.schemas.costs import Offer
-from vcasgd.schemas.fleet import Machine, MachineState
+from vcasgd.schemas.fleet import Machine
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -230,9 +230,8 @@ class CloudCache:
 
         Launches under way may be granted although a later one was refused.
         """
-        states = (MachineState.BOOTING, MachineState.RUNNING)
         return sum(
-            (one.pool, one.spot) == (pool, spot) and one.state in states
+            (one.pool, one.spot) == (pool, spot) and one.state.stays
             for one in (*self._listed(), *self.coming())
         )
 

@@ -274,8 +274,9 @@ class CostLedger:
 
 def _doing(one: Machine, joined: Collection[str]) -> Doing:
     """Return what a machine without a worker does."""
-    booting = one.id not in joined and one.state in (MachineState.BOOTING, MachineState.RUNNING)
-    return Doing.BOOTING if booting else Doing.IDLE
+    if one.state is MachineState.WAITING:
+        return Doing.WAITING
+    return Doing.BOOTING if one.id not in joined and one.state.stays else Doing.IDLE
 
 
 @dataclass

@@ -14,7 +14,7 @@ from vcasgd.fleet.plan.purchases import price_of
 from vcasgd.fleet.pools import PoolSpec, pools_of_job
 from vcasgd.logging import isolated
 from vcasgd.schemas.costs import Offer
-from vcasgd.schemas.fleet import Machine, MachineState
+from vcasgd.schemas.fleet import Machine
 from vcasgd.settings import Settings
 from vcasgd.spec.hardware import Hardware, suits
 from vcasgd.spec.job import PRIORITIES, JobState
@@ -222,7 +222,7 @@ class Demands:
         now: float,
     ) -> JobDemand:
         """Return the demand of a job with a deadline, and record the outlook."""
-        staying = [one for one in own if one.state in (MachineState.BOOTING, MachineState.RUNNING)]
+        staying = [one for one in own if one.state.stays]
         view = self._outlook(job, demand, staying, offered, now)
         saves = any(pool.spot for pool in self._clearance.specs(demand.pools))
         text = deadline.outlook_text(view, saves=saves)

@@ -28,8 +28,6 @@ from vcasgd.store.ledger.job import JobRecord
 from vcasgd.store.ledger.untrusted import Heartbeat
 from vcasgd.worker_names import job_of, machine_of
 
-#: States of machines that can still be used.
-STAYING = (MachineState.BOOTING, MachineState.RUNNING)
 #: Seconds that AWS and GCP bill at least; beyond that they bill by the second.
 BILLING_SECONDS = 60.0
 #: Most GPUs of a machine; a worker that reports more isn't believed.
@@ -80,7 +78,7 @@ class Observer:
         Raises :class:`~vcasgd.errors.ClusterError` if Ray's head was lost.
         """
         self._cloud.refresh()
-        staying = {one.id for one in self._cloud.machines() if one.state in STAYING}
+        staying = {one.id for one in self._cloud.machines() if one.state.stays}
         return not self._staying <= staying | self._cloud.ending or self._workplaces.lost_nodes()
 
     def _observe(self, now: float, successors: Mapping[str, str]) -> Observed:
@@ -94,11 +92,11 @@ class Observer:
             self._jobs.workers.quarantined_of(names),
         )
         machines = self._machines(now)
-        self._staying = frozenset(one.id for one in machines if one.state in STAYING)
+        self._staying = frozenset(one.id for one in machines if one.state.stays)
         self._measure(jobs, beats, machines, limits, now)
         self._launches.load(now)
         self._launches.joined(one for one in machines if one.id in self._workplaces.nodes)
-        in_use = Counter(one.pool for one in machines if one.state in STAYING)
+        in_use = Counter(one.pool for one in machines if one.state.stays)
         reported = _reported(machines)
         views = tuple(
             self._pool(name, in_use[name], reported[name], now) for name in self._pools.specs
@@ -181,7 +179,7 @@ class Observer:
         """Return the boot errors that machines report which never joined, by machine."""
         joined = {*self._history.joined, *self._workplaces.nodes}
         return self._cloud.boot_errors(
-            [one for one in machines if one.id not in joined and one.state in STAYING]
+            [one for one in machines if one.id not in joined and one.state.stays]
         )
 
     def _measure(
@@ -268,7 +266,7 @@ def _reported(machines: Iterable[Machine]) -> defaultdict[str, dict[Hardware, No
     """Return, by pool, what machines reported of themselves; each kind is there once."""
     kinds: defaultdict[str, dict[Hardware, None]] = defaultdict(dict)
     for one in machines:
-        if one.hardware is not None and one.state in STAYING:
+        if one.hardware is not None and one.state.stays:
             kinds[one.pool][one.hardware] = None
     return kinds
 

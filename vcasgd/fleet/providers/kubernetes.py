@@ -387,7 +387,7 @@ def machine_of(pod: Any) -> Listed | None:
         Machine(
             id=name,
             pool=pool,
-            state=_state(status.phase, leaves=deleted is not None),
+            state=_state(status.phase, pod.spec.node_name, leaves=deleted is not None),
             launched_at=(status.start_time or created).timestamp(),
             notice_at=deleted.timestamp() if deleted else None,
             host=pod.spec.node_name or "",
@@ -400,12 +400,14 @@ def machine_of(pod: Any) -> Listed | None:
     )
 
 
-def _state(phase: str, *, leaves: bool) -> MachineState:
+def _state(phase: str, node: str | None, *, leaves: bool) -> MachineState:
     if phase in _ENDED:
         return MachineState.GONE
     if leaves:
         return MachineState.LEAVING
-    return MachineState.BOOTING if phase == "Pending" else MachineState.RUNNING
+    if phase != "Pending":
+        return MachineState.RUNNING
+    return MachineState.BOOTING if node else MachineState.WAITING
 
 
 def _problem(status: Any, waiting: Any, terminated: Any) -> str | None:

@@ -57,7 +57,7 @@ _REMEDIES: dict[type[FleetError], str] = {
 
 
 class SlurmProvider(OrderedProvider[SlurmPoolSpec]):
-    """Provider for pools of one cluster. A machine that waits in Slurm's queue is ``BOOTING``.
+    """Provider for pools of one cluster.
 
     Slurm lists the jobs of a launch until some minutes after their end (``MinJobAge``). For an
     array that was cancelled before any of its jobs began, the answer to the same launch is its
@@ -199,7 +199,7 @@ QUEUE_ENVIRONMENT = {"SLURM_TIME_FORMAT": "%s"}
 #: Times that are not known, or have not come.
 _NO_TIME = ("N/A", "NONE", "Unknown", "")
 
-_WAITING = ("PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_FED", "REQUEUE_HOLD", "SPECIAL_EXIT")
+_WAITING = ("PENDING", "REQUEUED", "REQUEUE_FED", "REQUEUE_HOLD", "SPECIAL_EXIT")
 _LEAVING = ("COMPLETING", "STOPPED", "SUSPENDED")
 _ENDED = (
     "BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "NODE_FAIL", "OUT_OF_MEMORY",
@@ -335,7 +335,9 @@ def _state(state: str, preempted_at: float | None) -> MachineState:
         return MachineState.GONE
     if preempted_at is not None or state in _LEAVING:
         return MachineState.LEAVING
-    return MachineState.BOOTING if state in _WAITING else MachineState.RUNNING
+    if state == "CONFIGURING":
+        return MachineState.BOOTING
+    return MachineState.WAITING if state in _WAITING else MachineState.RUNNING
 
 
 def _time(text: str) -> float | None:
