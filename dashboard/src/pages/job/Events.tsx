@@ -1,6 +1,6 @@
 import { MultiSelect, TextInput } from "@mantine/core";
 import { useState } from "react";
-import { useEvents } from "../../api/tail";
+import { KEPT, useEvents } from "../../api/tail";
 import type { Job, JobEvent } from "../../api/types";
 import { EmptyState } from "../../components/EmptyState";
 import { ErrorState } from "../../components/ErrorState";
@@ -8,7 +8,7 @@ import { Panel } from "../../components/Panel";
 import { clock, count } from "../../lib/format";
 import classes from "./Events.module.css";
 
-/** Maximum number of shown events; filters search all. */
+/** Maximum number of shown events; filters search all that the page keeps. */
 const SHOWN = 300;
 const BAD = /kill|fail|crash|lost|refused|missing|reject|quarantine|damaged/;
 const WARN = /evict|notice|advice|pause|stopped|budget|rolled/;
@@ -20,14 +20,12 @@ export function Events({ job }: { job: Job }) {
   const [text, setText] = useState("");
   const all = events.data ?? [];
   const matching = all.filter((each) => matches(each, kinds, text)).reverse();
+  const newest = matching.length > SHOWN ? `the newest ${SHOWN} of ` : "";
+  const kept = all.length >= KEPT ? `, among the job's last ${count(KEPT)}` : "";
   return (
     <Panel
       title="Events"
-      note={
-        matching.length > SHOWN
-          ? `the newest ${SHOWN} of ${count(matching.length)}`
-          : count(matching.length)
-      }
+      note={`${newest}${count(matching.length)}${kept}`}
       tools={
         <>
           <MultiSelect
