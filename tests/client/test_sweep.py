@@ -228,6 +228,28 @@ def test_a_sweep_survives_a_restart_of_the_api(api: Api, client: Client, code: P
         assert [job.state for job in jobs.result(PATIENCE)] == ["succeeded"] * 3
 
 
+def test_a_sweep_goes_on_without_jobs_that_are_deleted(
+    api: Api, client: Client, code: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sweeps, "COST_SECONDS", 0.0)
+    lines = list[str]()
+
+    def report(line: str) -> None:
+        lines.append(line)
+        if line.endswith("args.lr=2") or "succeeded" in line:
+            job = client.job(line.split()[0])
+            if not job.over:
+                job.cancel()
+            job.delete()
+
+    options = SweepOptions("s", at_once=1, max_cost_usd=100.0)
+    with training(api):
+        jobs = Sweep(client, trials(code, 1, 2, 3), options, report).run()
+
+    assert [job.spec.args["lr"] for job in jobs] == [1, 3]
+    assert sum("was deleted" in line for line in lines) == 1
+
+
 def test_a_budget_ends_a_sweep(api: Api, client: Client, code: Path) -> None:
     options, lines = SweepOptions("s", at_once=2, max_cost_usd=0.0), list[str]()
 

@@ -18,7 +18,7 @@ from vcasgd.client.client import PACKAGE_LIMIT_MB, Client
 from vcasgd.client.following import PATIENCE_SECONDS, retried
 from vcasgd.client.job import Job
 from vcasgd.client.tracking.base import parameters
-from vcasgd.errors import Conflict, SpecError
+from vcasgd.errors import Conflict, NotFound, SpecError
 from vcasgd.schemas.jobs import JobView
 from vcasgd.spec.job import MAX_NAME, MEMBER, JobSpec
 from vcasgd.spec.sections import DEFAULT_METRICS, Metric
@@ -261,7 +261,12 @@ class Sweep:
         self._report(f"{job.id} {how}: {' '.join(changes)}")
 
     def _refresh(self, name: str) -> None:
-        job = self._jobs[name] = _patiently(lambda: self._client.job(name))
+        try:
+            job = self._jobs[name] = _patiently(lambda: self._client.job(name))
+        except NotFound:
+            del self._jobs[name]
+            self._report(f"{name} was deleted")
+            return
         if job.over:
             best = f", best {job.best}" if job.best else ""
             self._report(f"{name} {job.state}{best}")
@@ -287,7 +292,11 @@ class Sweep:
         self._ask_at = time.monotonic() + COST_SECONDS
         for name in self._jobs.keys() - self._final:
             job, before = self._jobs[name], self._spent.get(name)
-            self._spent[name] = _patiently(job.cost).spent_usd
+            try:
+                self._spent[name] = _patiently(job.cost).spent_usd
+            except NotFound:
+                self._final.add(name)  # It was deleted, and what it cost still counts.
+                continue
             if job.over and self._spent[name] == before:
                 self._final.add(name)
         spent = sum(self._spent.values())
@@ -300,8 +309,8 @@ class Sweep:
     def _cancel(self, name: str) -> None:
         try:
             self._jobs[name] = _patiently(self._jobs[name].cancel)
-        except Conflict:
-            self._refresh(name)  # It has just ended.
+        except (Conflict, NotFound):
+            self._refresh(name)  # It has just ended, or was deleted.
 
 
 def _patiently(request: Callable[[], _Result]) -> _Result:
