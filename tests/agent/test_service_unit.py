@@ -16,9 +16,9 @@ URL = "https://192.0.2.7:8790"
 SECRET = "a-token-of-a-gateway"
 
 
-def write_unit(folder: Path, *options: str) -> subprocess.CompletedProcess[str]:
+def write_unit(folder: Path, *options: str, url: str = URL) -> subprocess.CompletedProcess[str]:
     return run_program(
-        [sys.executable, "-m", "vcasgd.cli", "join", URL, *options, "--service"],
+        [sys.executable, "-m", "vcasgd.cli", "join", url, *options, "--service"],
         env={**os.environ, "XDG_CONFIG_HOME": str(folder), "VCASGD_TOKEN": SECRET},
     )
 
@@ -32,7 +32,8 @@ def folder(tmp_path: Path) -> Path:
 @pytest.mark.ci
 def test_unit_joins_with_the_given_options_and_limits(folder: Path, tmp_path: Path) -> None:
     # When the command has run twice
-    write_unit(folder)
+    first = write_unit(folder, url="https://198.51.100.9:8790")
+    assert "replaced" not in first.stderr
     limits = ("--sandbox", "require", "--max-memory", "2GB", "--max-disk", "1GB")
     shared = ("--share", str(tmp_path), "--allow-network")
     given = ("--hours", "22-6", "--max-cpu", "2", *limits, "--pass-env", "DATA_DIR", *shared)
@@ -43,7 +44,8 @@ def test_unit_joins_with_the_given_options_and_limits(folder: Path, tmp_path: Pa
     unit = folder / "systemd" / "user" / "vcasgd-join.service"
     text = unit.read_text()
     assert " ".join(f'"{word}"' for word in (URL, *given)) in text
-    assert "systemctl --user enable --now vcasgd-join.service" in done.stderr
+    assert "replaced the unit that joined https://198.51.100.9:8790\n" in done.stderr
+    assert "systemctl --user restart vcasgd-join.service" in done.stderr
     assert "--pass-env DATA_DIR: there is no such variable here" in done.stderr
     assert "Nice=10" in text
     assert "CPUQuota=200%" in text or len(os.sched_getaffinity(0)) == 1

@@ -58,9 +58,12 @@ _MAX_VERSION = 50
 _UPDATED = "VCASGD_UPDATED_TO"
 
 
-def install(url: str, token: str, options: Sequence[str], sandbox: Sandbox) -> Path:
-    """Write the unit, which runs ``vcasgd join`` with these options, and return its file.
+def install(
+    url: str, token: str, options: Sequence[str], sandbox: Sandbox
+) -> tuple[Path, str | None]:
+    """Write the unit, which runs ``vcasgd join`` with these options.
 
+    Return its file, and the URL in the one that it replaces, or None if there was none.
     ``sandbox``: limits of workers, which the unit has too. The token is in a file
     that only the user can read. Raises :class:`~vcasgd.errors.VcasgdError` if a file can't be
     written.
@@ -78,13 +81,14 @@ def install(url: str, token: str, options: Sequence[str], sandbox: Sandbox) -> P
         quota=100 * len(sandbox.processors),
     )
     try:
+        before = unit.read_text(errors="replace") if unit.exists() else None
         for path in (unit, secret):
             path.parent.mkdir(parents=True, exist_ok=True)
         write_private(secret, f"VCASGD_TOKEN={token}\n")
         unit.write_text(text)
     except OSError as error:
         raise VcasgdError(f"can't write {error.filename}: {error.strerror}") from error
-    return unit
+    return unit, before and before.partition("Train for ")[2].partition("\n")[0].replace("%%", "%")
 
 
 def _quoted(argument: str) -> str:

@@ -150,9 +150,12 @@ def join(
              "--max-memory": max_memory, "--max-disk": max_disk}  # fmt: skip
     lists = {"--pass-env": pass_env, "--share": box.shared}
     flags = [*_flag("--allow-network", allow_network), *_flag("--update", update)]
-    unit = install(url, text, [*_options(given, lists), *flags], box)
+    unit, replaced = install(url, text, [*_options(given, lists), *flags], box)
+    if replaced is not None:
+        err.print(f"replaced the unit that joined {replaced or 'an unknown stack'}")
     err.print(f"wrote {unit}; to start it now and at every login, run")
-    err.print(f"  systemctl --user enable --now {unit.name}")
+    err.print(f"  systemctl --user enable {unit.name}")
+    err.print(f"  systemctl --user restart {unit.name}")
     err.print("to run it also while you are logged out: loginctl enable-linger")
 
 
