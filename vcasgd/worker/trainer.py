@@ -7,11 +7,12 @@ an interval is pushed only to the shards that lack it (:mod:`vcasgd.learning.sha
 from __future__ import annotations
 
 import logging
-import os
+import secrets
 import time
 from collections import deque
 from collections.abc import Collection
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from statistics import median
 from typing import Any
 
@@ -143,6 +144,9 @@ class Trainer:
     tuned: TunedSettings
     moments: MomentsExchange
     verification: WorkerVerification
+    #: Distinguishes the updates of this process from those of one that had the worker's name: in a
+    #: container that starts again, processes have the same ids.
+    _mark: str = field(default_factory=partial(secrets.token_hex, 4), init=False)
     _pushes: int = field(default=0, init=False)
     #: Measured in the last interval; None before the first one.
     _seconds_per_sample: float | None = field(default=None, init=False)
@@ -423,7 +427,7 @@ class Trainer:
         """Return what the headers of an update have in common for all shards."""
         self._pushes += 1
         member = work.learner.member
-        name = f"{self.name}.{os.getpid()}.{self._pushes}"
+        name = f"{self.name}.{self._mark}.{self._pushes}"
         return {
             "update": name,
             "worker": self.name,
