@@ -107,6 +107,8 @@ class UpdateSender:
         self._key = key
         self._transfer = BulkTransfer(tensors)
         self._slots = PushSlots(tensors, keys)
+        #: True if the last push found no room. The next payload is sent only once it has a slot.
+        self._crowded = False
         self._begin = tensors.script("tensors/begin")
         self._push = tensors.script("tensors/push")
         self._status = tensors.script("tensors/status")
@@ -135,7 +137,12 @@ class UpdateSender:
         :class:`~vcasgd.errors.StoreUnavailable`.
         """
         names = payload_keys(self._keys, header, len(payload))
-        answer, position = self._write(header, epoch, names, payload, after)
+        try:
+            answer, position = self._write(header, epoch, names, payload, after)
+        except StoreFull:
+            self._crowded = True
+            raise
+        self._crowded = False
         if answer == b"incomplete":
             raise StoreUnavailable("the tensors server lost a part of a pushed update")
         return PushResult(answer == b"accepted", int(position))
@@ -149,7 +156,7 @@ class UpdateSender:
         after: Sequence[str],
     ) -> Any:
         """Write payload and entry, and return the answer of the script."""
-        if len(names) == 1 and not after:
+        if len(names) == 1 and not after and not self._crowded:
             with suppress(NoScriptError):
                 return self._write_in_one_trip(header, epoch, names, payload)
         digest = xxhash.xxh3_64()
@@ -164,7 +171,7 @@ class UpdateSender:
     ) -> Any:
         """Take the slot, write a payload of one chunk, and add the entry, in one round trip.
 
-        A payload without a slot gets no entry, and expires.
+        A payload without a slot gets no entry, and is deleted.
         """
         digest = xxhash.xxh3_64()
         items = self._hashed(names, _chunks(payload), digest)

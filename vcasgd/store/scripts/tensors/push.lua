@@ -67,7 +67,11 @@ if position ~= tonumber(ARGV[3]) then return refuse(position) end
 -- One call for each chunk, because Lua can't unpack thousands of names into a single one.
 local here = 0
 for _, key in ipairs(chunks) do here = here + redis.call('EXISTS', key) end
-if here < #chunks or not redis.call('ZSCORE', KEYS[6], ARGV[6]) then return {'incomplete', here} end
+if here < #chunks or not redis.call('ZSCORE', KEYS[6], ARGV[6]) then
+  -- A small payload comes together with the request for its slot, and has no room without one.
+  each_chunk('UNLINK')
+  return {'incomplete', here}
+end
 redis.call('HSET', KEYS[4], ARGV[1], ARGV[5])
 redis.call('HSET', KEYS[3], ARGV[1], ARGV[4] .. '|' .. ARGV[6])
 -- The parameter server may be unavailable for longer than the expiry of a payload without entry.
