@@ -262,6 +262,28 @@ class TestBothServersLost:
         assert world.events("restarted") == [], "a failed request is not an empty storage"
 
 
+def test_a_new_server_makes_room_in_a_full_tensors_server(world: World) -> None:
+    # Given a publication that was interrupted, an update that can't be applied, and no room
+    world.started_shard(token=1)
+    world.tensors.set(world.keys.snapshot_chunk(1, 1, "0"), bytes(100))
+    world.push(0, 0, 4, checksum=1)
+    world.snapshots.request_pin("a")
+    world.tensors.over_limit = True
+    world.tensors.config_set("maxmemory", "1")
+    try:
+        # When another parameter server takes over
+        world.shard(token=2).turn()
+        world.shard(token=3).turn()
+
+        # Then both are gone, and what takes no room is done
+        assert world.tensor_keys("s:") == {"s:0.0:0"}
+        assert not world.tensor_keys("u:")
+        assert world.snapshots.pins().keys() == {"a"}
+    finally:
+        world.tensors.config_set("maxmemory", "0")
+        world.tensors.over_limit = False
+
+
 def test_a_full_tensors_server_stops_nothing_for_good(world: World) -> None:
     shard = world.started_shard()
     world.push(0, 0, 4)

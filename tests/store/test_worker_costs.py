@@ -195,7 +195,7 @@ def test_connections_of_the_platform_are_the_last_to_be_closed(
     # Given a worker with many answers that it doesn't read, shorter than those of the platform
     user, long = tensors_user(SECRET, JOB, WORKER), b"x" * MAX_STRING_BYTES
     admin.hset(TENSOR_KEYS.applied, mapping={"1": long[: 2 << 20], "2": long})
-    platform = connect(limited.url, kept=True)
+    platform = connect(limited.url, over_limit=True)
     reader = platform.connection_pool.get_connection()
     for _ in range(40):
         connection = signed_in(limited, user, sockets)

@@ -55,7 +55,9 @@ class Controller:
         self._ledger = connect(
             settings.required("ledger_url"), over_limit=True, fence=self._leadership.fence
         )
-        self._nodes = [connect(url, waits=False, kept=True) for url in settings.tensors_urls()]
+        self._nodes = [
+            connect(url, waits=False, over_limit=True) for url in settings.tensors_urls()
+        ]
         self._control = Control(self._ledger)
         self._joined = JoinedMachines(self._ledger, settings.lease_seconds)
         self._beats = WorkerBeats(self._ledger)

@@ -471,7 +471,8 @@ def main() -> int:
     try:
         settings = load_settings()
         ledger = connect(settings.required("ledger_url"), over_limit=True)
-        tensors = connect(settings.own_tensors_url(), waits=False, kept=True)
+        # At the memory limit, only its writes make room.
+        tensors = connect(settings.own_tensors_url(), waits=False, over_limit=True)
         log.info("tensors server: %s", without_secret(settings.own_tensors_url()))
         Watchdog(ledger, "ledger").start()
         Watchdog(tensors, "tensors server").start()

@@ -154,7 +154,6 @@ def connect(
     answer_seconds: float = ANSWER_SECONDS,
     waits: bool = True,
     over_limit: bool = False,
-    kept: bool = False,
     fence: Callable[[Any], None] | None = None,
 ) -> RedisClient:
     """Return a client, which connects on its first use.
@@ -162,12 +161,11 @@ def connect(
     ``url``: ``redis://``, ``rediss://``, ``unix://``, ``redis+sentinel://`` or
     ``rediss+sentinel://``. With ``replicas=n`` in it, every write waits for n replicas; if
     ``waits`` is False, only the writes of :meth:`RedisClient.waiting` do. With ``over_limit``,
-    writes continue at the memory limit; see :mod:`vcasgd.store.pipeline`. With ``kept`` or
-    ``over_limit``, which only the platform uses, the server closes other connections first if all
-    together take too much of its memory. ``fence`` is called
-    with each new connection, and raises an error of redis-py to refuse it. The library's own
-    retries are off, because only the caller knows whether a command may be repeated; see
-    :func:`patiently`. Raises :class:`StoreError` if the URL is invalid.
+    writes continue at the memory limit; see :mod:`vcasgd.store.pipeline`. Only the platform uses
+    it: the server closes other connections first if all together take too much of its memory.
+    ``fence`` is called with each new connection, and raises an error of redis-py to refuse it. The
+    library's own retries are off, because only the caller knows whether a command may be repeated;
+    see :func:`patiently`. Raises :class:`StoreError` if the URL is invalid.
     """
     options: dict[str, Any] = {
         "socket_timeout": answer_seconds,
@@ -178,7 +176,7 @@ def connect(
     through_sentinel = url.startswith(sentinel.SCHEMES)
     hooks = (
         sentinel.expect_primary if through_sentinel else None,
-        _keep if kept or over_limit else None,
+        _keep if over_limit else None,
         fence,
     )
     if any(hooks):

@@ -2,10 +2,11 @@
 
 :func:`mapped_errors` maps the errors of servers and of the client library.
 
-The limit is for what grows: new jobs and their histories. A job that runs needs a bounded amount
-more for its leases, machines, and reports, and stopping it would free nothing. So scripts of the
-platform have the flag ``allow-oom``, and plain commands run in such a script. Transactions that
-write are such a script, too.
+The limit is for what grows: new jobs and their histories, models and updates. A job that runs needs
+a bounded amount more for its leases, machines, and reports, and stopping it would free nothing. On
+a tensors server, a parameter server that writes nothing makes no room. So scripts of the platform
+have the flag ``allow-oom``, and plain commands run in such a script. Transactions that write are
+such a script, too.
 """
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+#!lua flags=allow-oom
 -- Lets workers drop the updates in a version, because the replicas have it.
 -- KEYS  1 fence  2 applied  3 news
 -- ARGV  1 token  2 version

@@ -1,3 +1,4 @@
+#!lua flags=allow-oom
 -- Publishes a batch: changes parameters, version, rule state and applied record together, and
 -- removes the updates of the batch. The chunks of the new snapshot are already written.
 -- KEYS  1 fence  2 meta  3 applied  4 pushed  5 tokens  6 updates  7 rejected  8 pins

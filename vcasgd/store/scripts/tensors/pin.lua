@@ -1,3 +1,4 @@
+#!lua flags=allow-oom
 -- Pins the present snapshot under the requested names.
 -- KEYS  1 fence  2 pins  3 pin-requests  4 applied
 -- ARGV  1 token  2 its version  3 its description  4… names

@@ -1,3 +1,4 @@
+#!lua flags=allow-oom
 -- Releases expired push slots, and deletes their payloads.
 -- KEYS  1 push-slots  2 updates  3… payload chunks, the same number for each update
 -- ARGV  1 chunks of one update  2 duration of a slot in ms  3… updates

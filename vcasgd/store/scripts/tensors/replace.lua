@@ -1,3 +1,4 @@
+#!lua flags=allow-oom
 -- Replaces an older snapshot with that of a parameter server: after a failover, the tensors server
 -- may be a replica without the newest writes. Updates that wait stay; those that the snapshot
 -- already contains are recognized by their positions.

@@ -1,3 +1,4 @@
+#!lua flags=allow-oom
 -- Lets a parameter server take over a shard, and fences older ones.
 -- KEYS  1 fence
 -- ARGV  1 token
