@@ -182,6 +182,17 @@ class TestRejects:
 
         assert world.jobs.workers.quarantined(world.job) == {}
 
+    def test_later_rejections_keep_no_earlier_ones(self, world: World) -> None:
+        """A job with some in each hour would fail after months: there are too many."""
+        shard = world.started_shard(token=2)
+        world.apply(shard, 1, 0, 1, checksum=1)
+        world.tensors.expire(world.keys.rejected, 100)
+
+        world.apply(shard, 2, 0, 1, checksum=1)
+
+        assert world.tensors.hlen(world.keys.rejected) == 2
+        assert world.tensors.ttl(world.keys.rejected) <= 100
+
     def test_being_late_is_no_fault(self, world: World) -> None:
         shard = world.started_shard(token=2)
         for _ in range(2 * REJECTIONS_BEFORE_QUARANTINE):

@@ -74,8 +74,8 @@ for _, entry in ipairs(change.entries) do redis.call('XDEL', KEYS[6], entry) end
 for _, update in ipairs(change.processed) do redis.call('ZREM', KEYS[9], update) end
 for update, reason in pairs(change.refused) do
   redis.call('HSET', KEYS[7], update, reason)
-  -- Workers read it within moments; the expiry bounds its size.
-  redis.call('EXPIRE', KEYS[7], 3600)
+  -- Workers read it within moments. The expiry, which later ones don't put off, bounds its size.
+  redis.call('EXPIRE', KEYS[7], 3600, 'NX')
 end
 if change.pin ~= cjson.null then redis.call('HSET', KEYS[8], change.pin, change.pinned) end
 for i = spare, #KEYS do redis.call('UNLINK', KEYS[i]) end
