@@ -20,6 +20,7 @@ from vcasgd.limits import (
     MAX_SHARE_BESIDE_OTHERS,
     MAX_STRING_BYTES,
 )
+from vcasgd.store import quotas
 from vcasgd.store.acl import (
     LEDGER_SCRIPTS,
     TENSORS_SCRIPTS,
@@ -256,6 +257,11 @@ class TestMemory:
         for number in range(64):
             admin.set(f"{key}{number}", b"x" * size)
 
+    @pytest.fixture
+    def no_grace(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(quotas, "GRACE_SECONDS", 0.0)
+
+    @pytest.mark.usefixtures("no_grace")
     def test_workers_of_one_job_leave_room_to_others(self, admin: RedisClient) -> None:
         self.fill(admin, f"{TENSOR_KEYS.prefix}u:{WORKER}.")
 
@@ -264,10 +270,16 @@ class TestMemory:
         assert found[0] == JOB
         assert "MiB into the tensors server, at most 128 are allowed" in found[1]
 
+    @pytest.mark.usefixtures("no_grace")
     def test_the_first_snapshot_counts_until_it_is_there(self, admin: RedisClient) -> None:
         self.fill(admin, f"{TENSOR_KEYS.prefix}s:0.0:")
 
         assert self.excess(admin, {JOB}).keys() == {JOB}
+        assert self.excess(admin, set()) == {}
+
+    def test_a_job_may_have_had_a_server_alone_before_a_restart(self, admin: RedisClient) -> None:
+        self.fill(admin, f"{TENSOR_KEYS.prefix}u:{WORKER}.")
+
         assert self.excess(admin, set()) == {}
 
     def test_a_job_may_have_a_server_alone(self, admin: RedisClient) -> None:

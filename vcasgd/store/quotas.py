@@ -84,7 +84,8 @@ class MemoryQuota:
         self._measure = tensors.script("tensors/measure")
         self._cursor = b"0"
         self._used: Counter[bytes] = Counter()
-        self._alone_at = float("-inf")
+        #: When a job was alone last. It may have been until now, without a parameter server.
+        self._alone_at = time.monotonic()
 
     def excess(self, jobs: Collection[str], without_model: Collection[str]) -> dict[str, str]:
         """Measure the next keys; return why jobs have to end, if all keys are measured now.
