@@ -264,7 +264,8 @@ class ParameterServer:
         """Return the seconds until the next turn; report the first shard of a job that fails so
         often."""
         shard.failures += 1
-        others = (each for each in self._shards[shard.job] if each is not shard)
+        # None if another one had the job loaded again.
+        others = (each for each in self._shards.get(shard.job, ()) if each is not shard)
         if shard.failures == before_event and all(o.failures < before_event for o in others):
             self._report_failing(shard.job, error)
         return backoff(shard.failures, PAUSE_SECONDS, longest)
