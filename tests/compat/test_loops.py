@@ -401,3 +401,60 @@ def test_a_loop_may_read_its_loader_without_steps(
     assert seen == [(step // 16, step) for step in range(32)]
 
     assert simulated(task, 2, epochs=2)["loss"] < 2.1
+
+
+#: A layer that thaws between epochs, and a scheduler that the loop steps, over session.batches.
+THAWS = """
+for epoch in range(2):
+    model[0].requires_grad_(epoch > 0)
+    for batch in session.batches(data, 64):
+        session.step(task.loss(model, batch))
+"""
+STEPS_SCHEDULER = """
+scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)
+for batch in session.batches(data, 64, epochs=2):
+    session.step(task.loss(model, batch))
+    scheduler.step()
+"""
+
+
+@pytest.mark.parametrize(
+    ("loop", "message"),
+    [
+        (THAWS, r"session\.batches is called in a loop.*use session\.loader"),
+        (STEPS_SCHEDULER, r"changed the learning rate.*pass schedule="),
+    ],
+)
+def test_what_session_batches_would_leave_out_is_refused(
+    tmp_path: Path, loop: str, message: str
+) -> None:
+    with pytest.raises(UserCodeError, match=message):
+        simulated(loop_script(tmp_path, loop, FewPoints), 1, epochs=2)
+
+
+def test_a_script_on_its_own_may_ask_for_batches_in_each_epoch(tmp_path: Path) -> None:
+    loop_script(tmp_path, THAWS, FewPoints)
+
+    assert runpy.run_path(str(tmp_path / "train.py"))["epoch"] == 1
+
+
+def test_a_scheduler_that_session_batches_would_undo_is_refused_on_its_own(tmp_path: Path) -> None:
+    loop_script(tmp_path, STEPS_SCHEDULER, FewPoints)
+
+    with pytest.raises(UserCodeError, match="changed the learning rate"):
+        runpy.run_path(str(tmp_path / "train.py"))
+
+
+def test_a_loop_may_step_the_scheduler_that_the_session_follows(tmp_path: Path) -> None:
+    scheduler = "scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)"
+    loop_script(
+        tmp_path,
+        STEPS_SCHEDULER.replace("scheduler =", "_ ="),
+        FewPoints,
+        optimizer=f"task.optimizer(model.parameters())\n{scheduler}",
+        session="optimizer, schedule=scheduler, schedule_steps=32",
+    )
+
+    optimizer = runpy.run_path(str(tmp_path / "train.py"))["optimizer"]
+
+    assert optimizer.param_groups[0]["lr"] == pytest.approx(3e-3 * 0.9**31)

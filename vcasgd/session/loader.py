@@ -32,7 +32,7 @@ from vcasgd.session.launch import (
     check_launch,
     seen_by_accelerate,
 )
-from vcasgd.session.schedules import LoopSchedulers
+from vcasgd.session.schedules import LoopSchedulers, check_rates, learning_rates
 from vcasgd.session.script import LoopInThread, LoopTask, running_script
 from vcasgd.session.watch import unwatched, watch
 from vcasgd.task.loop_code import changes_after, in_loop, rates_of_epochs
@@ -206,7 +206,7 @@ class BatchLoader:
         while script.place.epoch <= self._epoch or not self._by_epoch:
             if self._schedulers is not None:
                 self._schedulers.begin_step()
-            self._rates = self._present_rates()
+            self._rates = learning_rates(self._optimizer)
             step, self._mean = script.batch, 0.0
             parts = step if self._accumulation > 1 else [(step, 1.0)]
             for number, (batch, share) in enumerate(parts, 1):
@@ -215,7 +215,7 @@ class BatchLoader:
                 yield batch
                 self._end_part()
             self.wait()
-        self._rates = self._present_rates()
+        self._rates = learning_rates(self._optimizer)
         if self._schedulers is not None:
             self._schedulers.end_epoch(self._epoch)
 
@@ -480,10 +480,6 @@ class BatchLoader:
         # A loop that knows the job's step may step some optimizers less often.
         self._lacks_step = len(self._stepped) < len(self._parts) and not self._task.sets_rates
 
-    def _present_rates(self) -> list[list[Any]]:
-        rates = [[group.get("lr") for group in part.param_groups] for part in self._parts]
-        return [[float(r) if isinstance(r, Tensor) else r for r in each] for each in rates]
-
     def _between_epochs(self) -> None:
         """Undo what the loop has done to the rates between two epochs, if that is replayed."""
         if self._schedulers is None or not self._schedulers.epoch_rates:
@@ -495,15 +491,8 @@ class BatchLoader:
                 set_options(group, {"lr": rate} if "lr" in group else {})
 
     def _check_rates(self) -> None:
-        # Groups that the loop has added come after the others, with rates of their own.
-        pairs = zip(self._present_rates(), self._rates, strict=False)
-        changed = any(present[: len(before)] != before for present, before in pairs)
-        if changed and not self._task.sets_rates:
-            raise UserCodeError(
-                "the loop changed the learning rate, which a job sets for each step",
-                remedy="pass schedule=… to the session, a factor for each progress, or compute the "
-                "rate for each batch from session.global_step or session.epoch",
-            )
+        if not self._task.sets_rates:
+            check_rates(self._optimizer, self._rates)
 
 
 def _with_end(batches: Iterable[Any]) -> Iterator[tuple[Any, bool]]:

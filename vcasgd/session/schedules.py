@@ -28,6 +28,7 @@ from torch.optim.lr_scheduler import (
 )
 
 from vcasgd.errors import SpecError, UserCodeError
+from vcasgd.learning.optimizers import parts_of
 from vcasgd.learning.rates import set_options
 from vcasgd.task.loop_code import EpochRates
 from vcasgd.task.place import Place
@@ -298,6 +299,29 @@ def schedulers_of(optimizers: Sequence[Optimizer]) -> list[Any]:
     return [each for each in found if id(each) not in parts]
 
 
+def ignore_steps(scheduler: LRScheduler) -> None:
+    """Let calls of a loop change nothing, because the session follows the scheduler."""
+    _replace_step(scheduler, lambda *_, **__: None)
+
+
+def learning_rates(optimizer: Optimizer) -> list[list[Any]]:
+    """Return the present rates of the groups of each optimizer that this one stands for."""
+    rates = [[group.get("lr") for group in each.param_groups] for each in parts_of(optimizer)]
+    return [[float(r) if isinstance(r, torch.Tensor) else r for r in each] for each in rates]
+
+
+def check_rates(optimizer: Optimizer, before: list[list[Any]]) -> None:
+    """Raise :class:`UserCodeError` if a loop has changed the rates that there were ``before``."""
+    # Groups that the loop has added come after the others, with rates of their own.
+    pairs = zip(learning_rates(optimizer), before, strict=False)
+    if any(present[: len(rates)] != rates for present, rates in pairs):
+        raise UserCodeError(
+            "the loop changed the learning rate, which a job sets for each step",
+            remedy="pass schedule=… to the session, a factor for each progress, or compute the "
+            "rate for each batch from session.global_step or session.epoch",
+        )
+
+
 def check_scheduler(scheduler: Any) -> None:
     """Raise :class:`SpecError` for a scheduler that follows a metric."""
     if isinstance(scheduler, ReduceLROnPlateau):
@@ -327,7 +351,7 @@ def schedule_of(
     step = schedule.step
     replay = Replay([schedule.optimizer], [schedule], lambda _: step())
     if in_job:
-        _replace_step(schedule, lambda *_, **__: None)
+        ignore_steps(schedule)
     return lambda place: replay.at(int(place.progress * steps))
 
 

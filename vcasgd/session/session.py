@@ -29,9 +29,10 @@ from vcasgd.learning.training_set import (
     evaluation_data_of,
 )
 from vcasgd.session.loader import BatchLoader, loader_over
-from vcasgd.session.schedules import schedule_of
+from vcasgd.session.schedules import check_rates, ignore_steps, learning_rates, schedule_of
 from vcasgd.session.script import Evaluate, LoopInThread, LoopTask, running_script
 from vcasgd.task.logged import collected
+from vcasgd.task.loop_code import in_loop
 
 #: Batches of a script on its own whose order is computed at once.
 BATCHES_AT_ONCE = 1000
@@ -90,6 +91,7 @@ class Session:
         self._task.set_model(model, optimizer)
         in_job = self._script is not None
         self._task.scheduled = schedule_of(schedule, schedule_steps, in_job=in_job)
+        self._scheduler = schedule if isinstance(schedule, LRScheduler) else None
         self._task.user_schedule = None if isinstance(schedule, LRScheduler) else schedule
         self._task.clip_norm = clip_norm
         self._task.mixed_precision = mixed_precision
@@ -98,6 +100,8 @@ class Session:
         self._task.buffers = buffers
         self._model = model
         self._optimizer = optimizer
+        #: Learning rates of each optimizer in the present step.
+        self._rates: list[list[Any]] = []
         self._batch_pending = False
         #: The loader in a job, for a loop that asks for one before each epoch.
         self._loader: BatchLoader | None = None
@@ -160,6 +164,8 @@ class Session:
             given.dataset, given.batch_size, collate or given.collate, given.sampler
         )
         self._task.gradient_accumulation_steps = gradient_accumulation_steps
+        if self._scheduler is not None:
+            ignore_steps(self._scheduler)
         source = _of_job(self._script) if self._script else self._local_batches(epochs)
         return self._checked(source)
 
@@ -245,9 +251,15 @@ class Session:
                 remedy="call it once for each batch of session.batches",
             )
         self._batch_pending = False
+        self._check_rates()
         if self._script:
             self._script.submit(loss)
-            return
+        else:
+            self._step(loss)
+        # The step may have set others.
+        self._rates = learning_rates(self._optimizer)
+
+    def _step(self, loss: Tensor) -> None:
         if self._precision is None:
             self._precision = StepPrecision(self._task, loss.device)
         backward(loss, self._steps + 1, self._share, self._precision)
@@ -258,10 +270,24 @@ class Session:
             update(*(self._task, self._optimizer, self._steps, self._precision), closure=closure)
             self._optimizer.zero_grad(set_to_none=True)
 
+    def _check_rates(self) -> None:
+        if not self._task.sets_rates:
+            check_rates(self._optimizer, self._rates)
+
     def _checked(self, source: Iterator[Any]) -> Iterator[Any]:
+        script = self._script
+        if script and not script.started and in_loop(sys._getframe(1), script.folder):
+            raise UserCodeError(
+                "session.batches is called in a loop, and its first call covers all epochs of a "
+                "job, so what the loop does between them wouldn't be done",
+                remedy="for a loop over epochs, use session.loader; or let one call of "
+                "session.batches make all of them, with epochs=…",
+            )
         for batch in source:
             self._batch_pending = True
+            self._rates = learning_rates(self._optimizer)
             yield batch
+            self._check_rates()
             if self._batch_pending:
                 raise UserCodeError(
                     "a batch ended without session.step",
