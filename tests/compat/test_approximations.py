@@ -462,3 +462,47 @@ def test_tensors_that_travel_are_no_values_of_a_worker() -> None:
     """
     assert own_values([source]) == ["self.counts"]
     assert own_values([source], {"counts"}) == []
+
+
+#: A loop whose layers, or whose hook of what one returns, change gradients.
+CHANGES_BACKWARD = """
+class Changed(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        {changed}
+
+
+for batch in session.loader(data, 64):
+    optimizer.zero_grad()
+    hidden = model[1](model[0](batch[0]))
+    {hidden}
+    torch.nn.functional.cross_entropy(model[2](hidden), batch[1]).backward()
+    optimizer.step()
+"""
+USED = "hidden = Changed.apply(hidden)"
+#: Continues the class with another signature.
+OTHER = "pass\n\n    @staticmethod\n    def backward(*given):\n        "
+
+
+@pytest.mark.parametrize(
+    ("changed", "hidden", "noted"),
+    [
+        ("length = gradient.norm(); return gradient / length", USED, True),
+        ("return gradient.clamp(-0.01, 0.01)", USED, True),
+        (f"{OTHER}return given[1] / given[1].norm()", USED, True),
+        ("return torch.where(gradient.abs() > 0.01, 0, gradient)", USED, True),
+        ("return None if gradient is None else -0.5 * gradient", USED, False),
+        ("return gradient.clamp(-0.01, 0.01)", "pass", False),
+        ("return gradient", "hidden.register_hook(lambda g: g / g.norm())", True),
+    ],
+)
+def test_gradients_that_are_changed_inside_of_the_model_are_noted(
+    tmp_path: Path, changed: str, hidden: str, *, noted: bool
+) -> None:
+    loop = CHANGES_BACKWARD.format(changed=changed, hidden=hidden)
+
+    assert ("loop-clips" in facts_of(loop_script(tmp_path, loop, FewPoints)()).notes) == noted

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import ast
+import inspect
 import re
+import textwrap
 from collections.abc import Container, Iterable, Iterator, Sequence
 from contextlib import suppress
 from typing import Any
 
-from torch import nn
+from torch import autograd, nn
 from torch.optim import SGD, Adam, AdamW, Optimizer
 from torch.utils.data import Dataset
 
@@ -20,7 +22,7 @@ from vcasgd.learning.local_moments import steps_as
 from vcasgd.learning.mean_gradients import MAX_FLOATS
 from vcasgd.learning.optimizers import name_of, parts_of
 from vcasgd.spec.job import JobSpec
-from vcasgd.task.gradient_changes import find_changes, gradient_uses, parsed
+from vcasgd.task.gradient_changes import find_changes, gradient_uses, names_in, parsed
 from vcasgd.task.task import Task, source_of
 
 #: Remedy that is always left.
@@ -103,8 +105,9 @@ def _of_clips(
         task.makes_steps and _uses_gradients(task, repeats=layout.gradients)
     ):
         found["loop-clips"] = (
-            "hooks or the loop get the gradient of a worker's part of a batch: what they change in "
-            "proportion to it is as in one process, and what they clamp, normalize, or add isn't; "
+            "backward functions, hooks or the loop get the gradient of a worker's part of a "
+            "batch: what they change in proportion to it is as in one process, and what they "
+            "clamp, normalize, or add isn't; "
             f"{ALONE}"
         )
     return found
@@ -133,7 +136,55 @@ def _hooks_gradients(task: Task, layout: Layout, module: nn.Module, optimizer: O
     later = any(each._post_accumulate_grad_hooks for each in module.parameters())
     # The smaller a part, the larger the gradient of a sample in the mean of the losses.
     inside = any(each._backward_hooks or each._backward_pre_hooks for each in module.modules())
-    return own or later or inside or any(map(_HOOKS_OUTPUTS.search, sources_of(module)))
+    inside |= any(".register_hook(" in each for each in task.loops[:1])
+    sources = sources_of(module)
+    inside |= any(map(_HOOKS_OUTPUTS.search, sources))
+    return own or later or inside or _changes_backward([task.source(), *sources])
+
+
+#: Calls whose result isn't in proportion to what they get.
+_UNEVEN = re.compile(
+    r"(clamp|clip|norm|normalize|sign|abs|round|sqrt|rsqrt|square|pow|exp|log|tanh|sigmoid|relu"
+    r"|softmax|std|var|a?max|a?min|maximum|minimum|quantile|topk|nan_to_num)_?"
+)
+
+
+def _changes_backward(sources: Sequence[str]) -> bool:
+    """Return True if code applies functions whose own ``backward`` clamps or normalizes."""
+    functions = {each.__name__: each for each in autograd.Function.__subclasses__()}
+    used = [each for name, each in functions.items() if f"{name}.apply" in "".join(sources)]
+    for each in used:
+        with suppress(OSError, TypeError):
+            code = parsed(textwrap.dedent(inspect.getsource(each.backward)))
+            if any(isinstance(n, ast.FunctionDef) and _is_uneven(n) for n in code.body):
+                return True
+    return False
+
+
+def _is_uneven(backward: ast.FunctionDef) -> bool:
+    """Return True if a function's result isn't in proportion to its arguments but the first."""
+    nodes = list(ast.walk(backward))
+    context = {each.arg for each in (backward.args.posonlyargs + backward.args.args)[:1]}
+    given = {each.arg for each in nodes if isinstance(each, ast.arg)} - context
+    assigns = [each for each in nodes if isinstance(each, ast.Assign)]
+    # Once for each, so that one may depend on any other.
+    for each in assigns * len(assigns):
+        if names_in(each.value, ast.Load) & given:
+            given |= {name for target in each.targets for name in names_in(target, ast.Store)}
+    operands = filter(None, map(_operand, nodes))
+    return any(names_in(each, ast.Load) & given for each in operands)
+
+
+def _operand(node: ast.AST) -> ast.AST | None:
+    """Return the part of an expression that its result isn't in proportion to."""
+    match node:
+        case ast.Compare(ops=[ast.Is() | ast.IsNot()]):
+            return None
+        case ast.BinOp(left=part, op=ast.Pow()) | ast.BinOp(right=part, op=ast.Div()):
+            return part
+        case ast.Call() if not _UNEVEN.fullmatch(ast.unparse(node.func).rpartition(".")[2]):
+            return None
+    return node if isinstance(node, ast.Compare | ast.Call) else None
 
 
 def _of_parts(
