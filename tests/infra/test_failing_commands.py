@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -79,6 +80,19 @@ def test_boot_starts_the_worker_last_and_without_what_a_launch_still_has_to_writ
     last = booted.left["systemctl"].splitlines()[-1]
     assert last == "enable --now vcasgd-worker.service"
     assert "opt/vcasgd/installed" in booted.left
+
+
+def test_control_plane_on_another_image_owns_the_ledger_of_the_last_one(tmp_path: Path) -> None:
+    # Given a disk with files of a user whose number another image gives to vcasgd
+    script = LONG["boot of a control plane"]
+    folder = "var/lib/vcasgd/ledger/appendonlydir"
+    files = {**script.files, f"{folder}/appendonly.aof.manifest": "a file"}
+    # When a new machine boots with it
+    booted = run_script(replace(script, files=files), tmp_path / "machine")
+    assert booted.status == 0, booted.said
+    # Then the ledger may write to them, and the keys beside them stay root's
+    changed = booted.left["chown"].splitlines()
+    assert [line for line in changed if "-R" in line] == [f"-R vcasgd:vcasgd /{folder}"]
 
 
 @pytest.mark.parametrize("call", ["curl.2", "curl.4"])

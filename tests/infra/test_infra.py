@@ -59,6 +59,33 @@ def test_systemd_accepts_the_units() -> None:
     assert [line for line in said if "vcasgd-" in line] == []
 
 
+def test_file_system_of_the_ledger_grows_with_its_disk(tmp_path: Path) -> None:
+    # Given a disk that has grown, and the step of the boot script that mounts it
+    programs = {**os.environ, "PATH": f"{os.environ['PATH']}:/usr/sbin:/sbin"}
+    if shutil.which("resize2fs", path=programs["PATH"]) is None:
+        pytest.skip("e2fsprogs is not installed")
+    disk = tmp_path / "disk"
+    run_program(["mkfs.ext4", "-q", disk, "16M"], env=programs)
+    os.truncate(disk, 32 << 20)
+    boot = (INFRA / "bin/boot").read_text()
+    step = boot[boot.index("mount_ledger()") :].partition("\n}\n")[0] + "\n}\n"
+    (tmp_path / "etc").mkdir()
+    (tmp_path / "etc/fstab").touch()
+    device = f"disk_device() {{ echo {disk}; }}"
+    stubs = f"patiently() {{ :; }}; mount() {{ :; }}; chown() {{ :; }}; {device}"
+    # When a machine boots with it
+    done = run_program(
+        ["bash", "-euc", f"{stubs}\n{step}mount_ledger"],
+        env={**programs, "ROOT": str(tmp_path), "LEDGER_DISK": "vol-0", "EMPTY_BYTES": "1048576"},
+    )
+    assert done.returncode == 0, done.stderr
+    # Then the ledger has all of it, and after each growth at the next start of the system
+    said = run_program(["dumpe2fs", "-h", disk], env=programs).stdout.splitlines()
+    facts = dict(line.split(":", 1) for line in said if ":" in line)
+    assert int(facts["Block count"]) * int(facts["Block size"]) == 32 << 20
+    assert "x-systemd.growfs" in (tmp_path / "etc/fstab").read_text()
+
+
 def test_compose_file_is_valid_and_contains_no_password() -> None:
     text = (INFRA / "compose.yaml").read_text()
     value = {key: each for key, each in yaml.safe_load(text).items() if not key.startswith("x-")}

@@ -36,13 +36,14 @@ _REAL = (
 _BEHAVIORS = {
     "apt-get": "",
     "chgrp": "",
-    "chown": "",
+    "chown": 'echo "$*" >>"$VCASGD_ROOT/chown"',
     # Without its owners, who exist on machines only
     "install": 'arguments=(); while [ $# -gt 0 ]; do case "$1" in -o | -g) shift ;; '
     '*) arguments+=("$1") ;; esac; shift; done; exec @real "${arguments[@]}"',
     "mkfs.ext4": 'echo formatted >"$VCASGD_ROOT/formatted"',
     "mount": "",
     "mountpoint": "exit 1",
+    "resize2fs": "",
     "dpkg": "exit 1",
     "id": "exit 1",
     "useradd": "",
