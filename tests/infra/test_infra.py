@@ -59,6 +59,28 @@ def test_systemd_accepts_the_units() -> None:
     assert [line for line in said if "vcasgd-" in line] == []
 
 
+#: Prints the units that needrestart would restart by itself after an update of the system.
+NEEDRESTART = """
+our %nrconf = (override_rc => {});
+open(my $file, "<", shift) or die;
+eval do { local $/; <$file> };
+die $@ if $@;
+for my $unit (@ARGV) {
+  my @kept = grep { $unit =~ $_ && !$nrconf{override_rc}{$_} } keys %{$nrconf{override_rc}};
+  print "$unit\n" unless @kept;
+}
+"""
+
+
+def test_updates_of_the_system_restart_no_unit() -> None:
+    if shutil.which("perl") is None:
+        pytest.skip("perl is not installed")
+    configuration = INFRA / "needrestart/vcasgd.conf"
+    units = [*(path.name for path in UNITS), "nginx.service"]
+    done = run_program(["perl", "-e", NEEDRESTART, configuration, *units])
+    assert done.stdout.split() == ["nginx.service"], done.stderr
+
+
 def test_file_system_of_the_ledger_grows_with_its_disk(tmp_path: Path) -> None:
     # Given a disk that has grown, and the step of the boot script that mounts it
     programs = {**os.environ, "PATH": f"{os.environ['PATH']}:/usr/sbin:/sbin"}

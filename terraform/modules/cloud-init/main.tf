@@ -72,6 +72,7 @@ locals {
       mode = "0644", content = file("${local.infra}/${source}")
     } },
     { for name, content in var.files : "/etc/vcasgd/${name}" => { mode = "0644", content = content } },
+    { "/etc/needrestart/conf.d/vcasgd.conf" = { mode = "0644", content = file("${local.infra}/needrestart/vcasgd.conf") } },
   )
 
   files = merge(local.scripts, local.timers, local.settings, local.configured)
