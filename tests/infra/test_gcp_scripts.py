@@ -51,6 +51,32 @@ def test_managed_redis_uses_the_password_of_google(google: FakeGoogle, tmp_path:
     assert "VCASGD_JOB_SECRET" not in machine.secrets()
 
 
+def test_change_to_managed_redis_and_back_changes_the_password(
+    google: FakeGoogle, tmp_path: Path
+) -> None:
+    # Given a cluster with a ledger of its own
+    path = "projects/a-project/locations/us-central1/instances/mine-ledger"
+    first = Machine(tmp_path / "first", google, "control-plane")
+    assert first.run("secrets").returncode == 0
+    # When machines with managed Redis replace its own, then a store node waits for the new secret
+    control = Machine(tmp_path / "control", google, "control-plane", redis=path)
+    store = Machine(tmp_path / "store", google, "store", redis=path)
+    assert store.run("secrets").returncode != 0
+    for machine in (control, store):
+        done = machine.run("secrets")
+        assert done.returncode == 0, done.stderr
+        # And both use Google's password, and the old ones of the other servers
+        changed = machine.secrets()
+        assert changed["VCASGD_LEDGER_URL"] == "rediss://:made-by-google@10.0.0.3:6378/0"
+        assert changed["VCASGD_TENSORS_URL"] == first.secrets()["VCASGD_TENSORS_URL"]
+    # And the same on the way back
+    store = Machine(tmp_path / "last", google, "store")
+    assert store.run("secrets").returncode != 0
+    assert first.run("secrets").returncode == 0
+    assert store.run("secrets").returncode == 0
+    assert store.secrets()["VCASGD_LEDGER_URL"] == first.secrets()["VCASGD_LEDGER_URL"]
+
+
 def test_unreadable_secret_is_not_replaced(google: FakeGoogle, tmp_path: Path) -> None:
     google.secrets["mine-servers"] = "{}"
     google.broken = True
