@@ -221,7 +221,10 @@ def test_controller_gets_pools_with_the_created_resources(
     worker = base64.b64decode(data["UserData"]).decode()
     environment = boot_environment(_boot(), "aws", "us-east-1", template.secrets)
     assert len(combined(worker, worker_script(environment), MAX_USER_DATA)) < MAX_USER_DATA
-    assert "/etc/systemd/system/vcasgd-worker.service" in _files(worker)
+    assert {
+        "/etc/systemd/system/vcasgd-worker.service",
+        "/etc/needrestart/conf.d/vcasgd.conf",
+    } <= _files(worker).keys()
 
 
 @pytest.mark.ci
@@ -304,6 +307,33 @@ def test_failed_unit_appears_in_the_tags_of_its_machine(
 
 
 @pytest.mark.ci
+def test_new_pool_and_new_disk_reach_a_new_control_plane(
+    applied: Terraform, aws: EmulatedAws
+) -> None:
+    # Given a cluster
+    old, old_disk = _named(aws, "vcasgd-control"), _ledger_disk(aws)
+    # When a pool is added, and the ledger's disk made again, neither of which has an ID before
+    pools = '{ aws-spot = {}, other = { machine_types = ["c5.large"] } }'
+    applied.environment["TF_VAR_pools"] = pools
+    disk = "-replace=module.store.aws_ebs_volume.ledger[0]"
+    applied("apply", "-auto-approve", "-no-color", disk)
+    # Then a new control plane has both, because a machine reads its user data once
+    control = _named(aws, "vcasgd-control")
+    assert control["InstanceId"] != old["InstanceId"]
+    files = _user_data(aws, control)
+    assert _ledger_disk(aws) != old_disk
+    assert f"LEDGER_DISK='{_ledger_disk(aws)}'" in files["/etc/vcasgd/machine.env"]
+    names = [pool.name for pool in parse_pools(yaml.safe_load(files["/etc/vcasgd/pools.yaml"]))]
+    assert names == ["aws-spot", "other", "volunteers"]
+
+
+def _ledger_disk(aws: EmulatedAws) -> str:
+    tag = {"Name": "tag:vcasgd:ledger", "Values": ["vcasgd"]}
+    (disk,) = aws.client("ec2").describe_volumes(Filters=[tag])["Volumes"]
+    return str(disk["VolumeId"])
+
+
+@pytest.mark.ci
 def test_second_plan_is_empty_and_destroy_leaves_nothing(
     applied: Terraform, aws: EmulatedAws, before: dict[str, list[str]], tmp_path: Path
 ) -> None:
@@ -329,7 +359,7 @@ def test_second_plan_is_empty_and_destroy_leaves_nothing(
     assert there["volumes"]
     # Given machines that a controller launched from it, outside Terraform's state
     files = _user_data(aws, _named(aws, "vcasgd-control"))
-    pool, _ = yaml.safe_load(files["/etc/vcasgd/pools.yaml"])["pools"]
+    pool, *_ = yaml.safe_load(files["/etc/vcasgd/pools.yaml"])["pools"]
     launched = ec2.run_instances(
         LaunchTemplate={"LaunchTemplateId": pool["template"]["launch_template"]},
         SubnetId=pool["template"]["subnets"]["us-east-1b"],

@@ -113,6 +113,10 @@ resource "aws_iam_role_policy" "fleet" {
   policy = data.aws_iam_policy_document.fleet.json
 }
 
+resource "terraform_data" "user_data" {
+  input = sha256(var.user_data)
+}
+
 resource "aws_instance" "this" {
   ami                    = var.image
   instance_type          = var.instance_type
@@ -142,6 +146,8 @@ resource "aws_instance" "this" {
   lifecycle {
     # A new system image is no reason to replace a working machine.
     ignore_changes = [ami]
+    # The option above fails where a part of the data, such as a new pool's template, has no ID before the apply.
+    replace_triggered_by = [terraform_data.user_data]
   }
 }
 

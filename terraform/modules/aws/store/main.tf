@@ -150,6 +150,12 @@ resource "aws_elasticache_replication_group" "ledger" {
   }
 }
 
+resource "terraform_data" "user_data" {
+  for_each = var.nodes.machines
+
+  input = sha256(each.value.user_data)
+}
+
 resource "aws_instance" "node" {
   for_each = var.nodes.machines
 
@@ -179,5 +185,7 @@ resource "aws_instance" "node" {
   lifecycle {
     # A new system image is no reason to replace a working machine.
     ignore_changes = [ami]
+    # The option above fails where a part of the data, such as a new ledger's address, is not known before the apply.
+    replace_triggered_by = [terraform_data.user_data[each.key]]
   }
 }
