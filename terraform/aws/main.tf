@@ -160,6 +160,21 @@ resource "terraform_data" "prices" {
   }
 }
 
+# In another region, all that exists would look deleted: an apply would make it again there, and forget machines that
+# are still billed.
+resource "terraform_data" "region" {
+  input = var.region
+
+  lifecycle {
+    ignore_changes = [input]
+
+    postcondition {
+      condition     = self.output == var.region
+      error_message = "region: this cluster is in ${self.output}; destroy it first, or make another one in a workspace of its own, with another name in cluster."
+    }
+  }
+}
+
 module "network" {
   source = "../modules/aws/network"
 

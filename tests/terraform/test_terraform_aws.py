@@ -334,6 +334,13 @@ def _ledger_disk(aws: EmulatedAws) -> str:
 
 
 @pytest.mark.ci
+def test_another_region_is_refused_before_machines_are_forgotten(applied: Terraform) -> None:
+    there = ["-var=region=us-west-2", '-var=zones=["us-west-2a", "us-west-2b"]']
+    said = applied("plan", "-no-color", *there, expect=1)
+    assert "region: this cluster is in us-east-1" in said
+
+
+@pytest.mark.ci
 def test_second_plan_is_empty_and_destroy_leaves_nothing(
     applied: Terraform, aws: EmulatedAws, before: dict[str, list[str]], tmp_path: Path
 ) -> None:
