@@ -1,8 +1,8 @@
+# Also those that fail at the moment: without one, the ledger's disk would move to another zone, empty.
 data "google_compute_zones" "here" {
   count = length(var.zones) == 0 ? 1 : 0
 
   region = var.region
-  status = "UP"
 }
 
 locals {

@@ -61,6 +61,11 @@ run "managed" {
     condition     = yamldecode(module.control_data.files["/etc/vcasgd/pools.yaml"]).pools[0].zones == ["us-east-1a", "us-east-1b", "us-east-1c"]
     error_message = "without zones a pool is in the first three of the region"
   }
+
+  assert {
+    condition     = data.aws_availability_zones.here.state == null
+    error_message = "a zone that fails must not move the ledger's disk to another one"
+  }
 }
 
 run "tls" {
