@@ -133,7 +133,7 @@ def test_three_crashes_far_apart_do_not_fail_a_job(harness: Harness) -> None:
         # The job loop goes by the version in the ledger, which follows that of the model
         await_newer(harness, training.job, harness.jobs.failures(training.job)[-1].version)
 
-    training.await_success()
+    assert harness.jobs.get(training.job).state is JobState.RUNNING
 
 
 def test_three_crashes_without_progress_fail_a_job(harness: Harness) -> None:
