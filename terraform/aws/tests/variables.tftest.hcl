@@ -36,6 +36,41 @@ variables {
   package = "vcasgd[aws]"
 }
 
+# Before all that is applied, because a cluster stays in its region.
+run "zones_of_another_region" {
+  command = plan
+
+  variables {
+    region = "us-west-2"
+    zones  = ["us-east-1a"]
+  }
+
+  expect_failures = [var.zones]
+}
+
+run "region_alone" {
+  command = plan
+
+  variables {
+    region = "us-east-2"
+  }
+
+  assert {
+    condition     = local.pools[0].machine_types == tolist(["c6i.large", "m6i.large", "m5.large"])
+    error_message = "in another region, a pool must by default have the types that have a price there"
+  }
+}
+
+run "region_without_prices" {
+  command = plan
+
+  variables {
+    region = "sa-east-1"
+  }
+
+  expect_failures = [terraform_data.prices]
+}
+
 run "managed" {
   variables {
     redis = "managed"
@@ -125,6 +160,16 @@ run "replicas" {
   }
 }
 
+run "region_of_a_cluster" {
+  command = plan
+
+  variables {
+    region = "us-west-2"
+  }
+
+  expect_failures = [terraform_data.region]
+}
+
 run "two_replicas" {
   command = plan
 
@@ -173,40 +218,6 @@ run "pool_in_another_zone" {
   }
 
   expect_failures = [var.pools]
-}
-
-run "zones_of_another_region" {
-  command = plan
-
-  variables {
-    region = "us-west-2"
-    zones  = ["us-east-1a"]
-  }
-
-  expect_failures = [var.zones]
-}
-
-run "region_alone" {
-  command = plan
-
-  variables {
-    region = "us-east-2"
-  }
-
-  assert {
-    condition     = local.pools[0].machine_types == tolist(["c6i.large", "m6i.large", "m5.large"])
-    error_message = "in another region, a pool must by default have the types that have a price there"
-  }
-}
-
-run "region_without_prices" {
-  command = plan
-
-  variables {
-    region = "sa-east-1"
-  }
-
-  expect_failures = [terraform_data.prices]
 }
 
 run "no_price" {
