@@ -12,6 +12,7 @@ import signal
 import sys
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -163,6 +164,10 @@ class ParameterServer:
         )
         self._memory_quota = MemoryQuota(tensors)
         self._measured_at = float("-inf")
+        #: Publications of each job at the last look at the memory, and looks in a row without room
+        #: for updates or another publication.
+        self._published: Mapping[str, int] = {}
+        self._stuck: Counter[str] = Counter()
         #: Shards of each job.
         self._shards: dict[str, list[Shard]] = {}
         #: Jobs without a model.
@@ -201,19 +206,32 @@ class ParameterServer:
             arrivals = self._wait()
 
     def _check_memory(self) -> None:
-        """Have jobs failed whose workers fill the tensors server."""
+        """Have jobs failed whose workers fill the tensors server; report jobs without room."""
         if time.monotonic() - self._measured_at < MEASURE_SECONDS:
             return
         self._measured_at = time.monotonic()
         jobs = self._starting | self._shards.keys()
         try:
             excess = self._memory_quota.excess(jobs, self._starting)
+            full = self._memory_quota.full()
         except (StoreUnavailable, StoreDenied) as error:
             log.warning("tensors: %s", error)
             return
         for job, why in excess.items():
             log.error("%s: %s", job, why)
             self._report_invalid(job, why)
+        self._report_without_room(full=full)
+
+    def _report_without_room(self, *, full: bool) -> None:
+        """Report jobs without a publication while the tensors server has no room for updates: if
+        workers can't write any, no turn fails."""
+        published = self._publications
+        stuck = published.items() & self._published.items() if full else ()
+        self._published = published
+        self._stuck = Counter({job: self._stuck[job] + 1 for job, _ in stuck})
+        for job, looks in self._stuck.items():
+            if looks == FULL_BEFORE_EVENT and not any(each.failures for each in self._shards[job]):
+                self._report_failing(job, StoreFull("no room for updates"))
 
     def _ready(self) -> list[Shard]:
         """Return the shards that read no checkpoint, and whose last turn didn't just fail."""
@@ -403,12 +421,15 @@ class ParameterServer:
             log.warning("tensors: %s", error)
             self._heartbeat_at = 0.0
 
+    @property
+    def _publications(self) -> Mapping[str, int]:
+        """Number of versions of each job that this process has published."""
+        return {job: sum(each.publications for each in all_) for job, all_ in self._shards.items()}
+
     def _description(self) -> dict[str, object]:
         # Updates of a job wait in all of its shards alike.
         streams = {job: shards[0].stream for job, shards in self._shards.items()}
-        publications = {
-            job: sum(shard.publications for shard in shards) for job, shards in self._shards.items()
-        }
+        publications = self._publications
         return {
             "at": steady_time(),
             "pid": os.getpid(),

@@ -17,6 +17,7 @@ from vcasgd.limits import MAX_ENTRIES, MAX_SHARE_BESIDE_OTHERS
 from vcasgd.schemas.fleet import ServerGaugesView
 from vcasgd.store.connection import RedisClient
 from vcasgd.store.pipeline import FULL_SHARE
+from vcasgd.store.tensors.chunks import CHUNK_BYTES
 from vcasgd.store.tensors.snapshot_index import SCANNED, SCANS
 
 log = logging.getLogger(__name__)
@@ -100,6 +101,14 @@ class MemoryQuota:
             if self._cursor == b"0":
                 return self._excess(jobs, without_model)
         return {}
+
+    def full(self) -> bool:
+        """Return True if there is no room for a chunk. Raises
+        :class:`~vcasgd.errors.StoreUnavailable`."""
+        memory = self._tensors.info("memory")
+        limit = int(memory["maxmemory"])
+        # A chunk that arrives is buffered before it becomes a string.
+        return 0 < limit < int(memory["used_memory"]) + 2 * CHUNK_BYTES
 
     def _excess(self, jobs: Collection[str], without_model: Collection[str]) -> dict[str, str]:
         used, self._used = self._used, Counter()
