@@ -17,7 +17,6 @@ from vcasgd.limits import MAX_ENTRIES, MAX_SHARE_BESIDE_OTHERS
 from vcasgd.schemas.fleet import ServerGaugesView
 from vcasgd.store.connection import RedisClient
 from vcasgd.store.pipeline import FULL_SHARE
-from vcasgd.store.tensors.chunks import CHUNK_BYTES
 from vcasgd.store.tensors.snapshot_index import SCANNED, SCANS
 
 log = logging.getLogger(__name__)
@@ -25,6 +24,8 @@ log = logging.getLogger(__name__)
 #: Seconds for which a job may keep what it wrote while it was alone: updates in transit are
 #: processed meanwhile, and slots of silent workers released.
 GRACE_SECONDS = 60.0
+#: Bytes of a chunk of an update that arrives: it is buffered before it becomes a string.
+CHUNK_ROOM = 2 << 20
 #: Seconds between two probes of a :class:`Watchdog`.
 PROBE_SECONDS = 1.0
 
@@ -106,9 +107,7 @@ class MemoryQuota:
         """Return True if there is no room for a chunk. Raises
         :class:`~vcasgd.errors.StoreUnavailable`."""
         memory = self._tensors.info("memory")
-        limit = int(memory["maxmemory"])
-        # A chunk that arrives is buffered before it becomes a string.
-        return 0 < limit < int(memory["used_memory"]) + 2 * CHUNK_BYTES
+        return 0 < int(memory["maxmemory"]) < int(memory["used_memory"]) + CHUNK_ROOM
 
     def _excess(self, jobs: Collection[str], without_model: Collection[str]) -> dict[str, str]:
         used, self._used = self._used, Counter()
