@@ -16,7 +16,6 @@ from support.compat import (
     Points,
     assert_as_plain,
     grid,
-    long,
     loop_script,
     own_steps,
     simulated,
@@ -42,7 +41,8 @@ def test_gradients_that_are_clipped_in_nearly_each_step(workers: int) -> None:
 
 
 @grid
-@pytest.mark.parametrize("task", [HookedStep, *long(Hooked)])
+@pytest.mark.ci
+@pytest.mark.parametrize("task", [HookedStep, Hooked])
 def test_hooks_clip_the_gradient_of_the_whole_batch(task: type[Points], workers: int) -> None:
     assert_as_plain(task, workers, EPOCHS)
 
@@ -97,6 +97,7 @@ def scaled_loop(
     return loop_script(folder, loop, FewPoints, optimizer=optimizer, before=IMPORT)
 
 
+@pytest.mark.ci
 def test_a_scaler_does_not_scale_the_gradient_of_the_whole_batch(tmp_path: Path) -> None:
     plain = loop_script(tmp_path, own_steps(changes=CLAMPS), FewPoints, name="plain.py")
     made = 'task.optimizer(model.parameters()); scaler = torch.amp.GradScaler("cpu")'
@@ -107,6 +108,7 @@ def test_a_scaler_does_not_scale_the_gradient_of_the_whole_batch(tmp_path: Path)
     assert ends[1] == pytest.approx(ends[0], rel=1e-3)
 
 
+@pytest.mark.ci
 def test_hooks_get_the_scaled_gradient_of_the_whole_batch(tmp_path: Path) -> None:
     # Given hooks of gradients that a loop scales, or not
     hook = "; model[0].weight.register_hook(lambda g: g.clamp({0}, -{0}))"

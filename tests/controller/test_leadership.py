@@ -163,6 +163,7 @@ def test_a_controller_deposed_between_read_and_write_changes_nothing(
     of_successor.connection_pool.disconnect()
 
 
+@pytest.mark.ci
 def test_a_suspended_controller_that_was_replaced_leaves(tmp_path: Path) -> None:
     server = RedisServer(tmp_path / "ledger", durable=False)
     (pools := tmp_path / "pools.yaml").write_text("pools: [{name: guests, provider: join}]")

@@ -79,6 +79,7 @@ def test_destroy_ends_a_machine_that_appears_later(tmp_path: Path) -> None:
         assert text.startswith("aws: ending i-")
 
 
+@pytest.mark.ci
 def test_destroy_ends_machines_of_removed_pools(tmp_path: Path) -> None:
     with aws_backend() as aws:
         aws.provider("mine").launch(aws.pool, 1, BOOT, "t1")
