@@ -17,6 +17,7 @@ from support.world import MakeWorld, World
 
 from vcasgd.errors import Fenced, StoreUnavailable
 from vcasgd.store.connection import RedisClient
+from vcasgd.store.ledger.leases import LostWorkers
 from vcasgd.worker.shard_link import ShardLink
 
 Past = dict[bytes, bytes]
@@ -158,6 +159,19 @@ def test_what_continues_a_forgotten_update_waits_for_it(world: World, client: Sh
     assert (updates.unapplied, updates.discarded, updates.sent_again) == (0, 0, 2)
     assert world.positions() == {0: 4}
     world.assert_exact()
+
+
+def test_losses_are_news_after_the_ledger_went_back(world: World) -> None:
+    reports, reader = LostWorkers(world.ledger), LostWorkers(world.ledger)
+    past = remember(world.ledger)
+    reports.report({world.job: ["a", "b"]})
+    assert reader.news([world.job]) == {world.job: {"a", "b"}}
+
+    go_back(world.ledger, past)
+    assert reader.news([world.job]) == {}
+    reports.report({world.job: ["c"]})
+
+    assert reader.news([world.job]) == {world.job: {"c"}}
 
 
 class TestFences:

@@ -238,11 +238,12 @@ class LostWorkers:
         self._read = {job: self._read.get(job, 0.0) for job in jobs}
         with self._ledger.pipeline() as pipe:
             for job, last in self._read.items():
-                pipe.zrange(LedgerKeys(job).lost, f"({last}", "inf", byscore=True, withscores=True)
+                pipe.zrange(LedgerKeys(job).lost, last, "inf", byscore=True, withscores=True)
             answers = pipe.execute()
         news = {}
         for job, rows in zip(self._read, answers, strict=True):
-            if rows:
-                self._read[job] = max(score for _, score in rows)
-                news[job] = frozenset(name.decode() for name, _ in rows if name)
+            # Without the number that was read last, the ledger went back to an older state.
+            last, self._read[job] = self._read[job], max((at for _, at in rows), default=0.0)
+            if lost := frozenset(name.decode() for name, at in rows if name and at > last):
+                news[job] = lost
         return news
