@@ -7,7 +7,7 @@ fires. The final vector says how often each sample was applied.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 
 import pytest
 import torch
@@ -17,7 +17,7 @@ from support.honest_workers import HonestWorker, run_to_end
 from support.servers import Fault, Moment, through_proxy
 from support.world import MakeWorld, World
 
-from vcasgd.errors import SnapshotMissing, StoreUnavailable
+from vcasgd.errors import Fenced, SnapshotMissing, StoreUnavailable
 from vcasgd.parameter_server import reports
 from vcasgd.parameter_server.shard import Shard
 from vcasgd.store.connection import RedisClient
@@ -154,6 +154,34 @@ def test_the_tensors_server_comes_back_empty_at_any_command(build: Build) -> Non
             each.play(each.turn_or_wait)
 
     at_each_command("before", play)
+
+
+def test_a_server_that_wakes_up_replaced_leaves_nothing_behind(build: Build) -> None:
+    """It is suspended at any command of a turn, until another server has published."""
+
+    def play(fault: Fault) -> None:
+        with build(fault) as each:
+            world, replacing = each.world, each.world.shard()
+            each.shard.turn()
+            world.push(0, 0, 2)
+
+            def replace() -> None:
+                replacing.turn()
+                world.apply(replacing, 0, 2, 3)
+
+            fault.instead = replace
+            fault.arm()
+            with suppress(Fenced):
+                each.shard.turn()
+            fault.disarm()
+
+            present = world.snapshots.read().meta
+            chunks = {f"s:{present.version}.{present.token}:0"}
+            if fault.fired:
+                # For its readers, the previous one stays.
+                assert len(world.tensor_keys("s:") - chunks) == 1
+
+    at_each_command("before", play, shortest=5)
 
 
 @pytest.mark.ci

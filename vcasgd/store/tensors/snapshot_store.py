@@ -15,7 +15,7 @@ from itertools import chain
 import torch
 from torch import Tensor
 
-from vcasgd.errors import JobUnreadable, SnapshotMissing, StoreUnavailable
+from vcasgd.errors import Fenced, JobUnreadable, SnapshotMissing, StoreUnavailable
 from vcasgd.learning.encodings.steps import StepFormat, checksum
 from vcasgd.store.bulk_transfer import BulkTransfer, Missing, WrongLength
 from vcasgd.store.connection import RedisClient
@@ -298,7 +298,7 @@ class SnapshotStore(SnapshotIndex):
         )  # fmt: skip
         _check_chunks(installed)
         if not installed:
-            self._remove_attempt(meta)
+            self._remove_attempt(meta, self.chunk_keys(meta))
         return bool(installed)
 
     def replace(
@@ -343,14 +343,14 @@ class SnapshotStore(SnapshotIndex):
         keys = self._keys
         self._advance(keys=[keys.fence, keys.applied, keys.news], args=[token, version])
 
-    def _remove_attempt(self, meta: Meta) -> None:
+    def _remove_attempt(self, meta: Meta, chunks: Sequence[str]) -> None:
         """Delete the chunks of a late attempt, unless an existing snapshot uses them.
 
         The caller's own earlier attempt, or another worker's first snapshot, has the same names.
         """
         used = [self.read_meta(), *(pin.meta for pin in self.pins().values())]
         if (meta.version, meta.token) not in {(each.version, each.token) for each in used}:
-            self.remove([meta])
+            self._tensors.unlink(*chunks)
 
     def commit(self, token: int, meta: Meta, change: Change, remove: Iterable[str] = ()) -> None:
         """Publish a version whose chunks are written, or update the description of the present one.
@@ -366,11 +366,15 @@ class SnapshotStore(SnapshotIndex):
         chunks = self.chunk_keys(meta)
         if meta.steps:
             chunks += self.step_keys(meta)[-chunk_count(meta.steps[-1].size) :]
-        committed = self._commit(
-            keys=[keys.fence, keys.meta, keys.applied, keys.pushed, keys.tokens, keys.stream,
-                  keys.rejected, keys.pins, keys.push_slots, keys.news, *chunks, *remove],
-            args=[token, meta.to_json(), change.to_json(), len(chunks)],
-        )  # fmt: skip
+        try:
+            committed = self._commit(
+                keys=[keys.fence, keys.meta, keys.applied, keys.pushed, keys.tokens, keys.stream,
+                      keys.rejected, keys.pins, keys.push_slots, keys.news, *chunks, *remove],
+                args=[token, meta.to_json(), change.to_json(), len(chunks)],
+            )  # fmt: skip
+        except Fenced:
+            self._remove_attempt(meta, chunks)
+            raise
         _check_chunks(committed)
         if applied and replicated:
             self.advance(token, meta.version)
