@@ -18,6 +18,7 @@ from vcasgd.errors import (
     StoreFull,
     StoreUnavailable,
 )
+from vcasgd.store.ledger.retention import Retention
 
 
 class HeldReads(Executor):
@@ -169,6 +170,21 @@ class TestEmptyTensorsServer:
         world.assert_exact()
         assert world.jobs.get(world.job).version == 1
         assert list(world.partition().done) == [0]
+
+    @pytest.mark.parametrize("deleted", [False, True])
+    def test_a_job_that_has_ended_is_not_published_again(self, world: World, deleted: bool) -> None:
+        shard = world.started_shard()
+        world.jobs.cancel(world.job)
+        if deleted:
+            Retention(world.ledger).delete(world.job)
+        # As the controller does; a worker shares its moments a moment later.
+        world.lose_tensors()
+        world.tensors.set(world.keys.moments("steps"), "0:1")
+
+        shard.turn()
+        assert not world.tensor_keys("s:")
+        shard.close()
+        assert not world.tensor_keys()
 
     @pytest.mark.parametrize("first", ["old", "new"])
     def test_a_zombie_does_not_bring_back_the_past(self, world: World, first: str) -> None:

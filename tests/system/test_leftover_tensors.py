@@ -7,6 +7,7 @@ from support.harness import Harness
 from support.training import Training
 from support.waiting import await_truth
 
+from vcasgd.store.ledger.retention import Retention
 from vcasgd.store.tensors.snapshot_index import delete_job, scan_jobs
 
 
@@ -15,8 +16,11 @@ def stored(harness: Harness) -> set[str]:
 
 
 @pytest.mark.parametrize("sharded", [0.25], indirect=True)
+@pytest.mark.parametrize("deleted", [False, True])
 @pytest.mark.ci
-def test_a_job_that_ends_between_two_controllers_leaves_nothing(sharded: Harness) -> None:
+def test_a_job_that_ends_between_two_controllers_leaves_nothing(
+    sharded: Harness, deleted: bool
+) -> None:
     # Given two jobs, and data of one that this ledger doesn't know
     harness = sharded
     jobs = [Training(harness, samples=2000) for _ in range(2)]
@@ -32,6 +36,8 @@ def test_a_job_that_ends_between_two_controllers_leaves_nothing(sharded: Harness
     for process in (controller, *harness.servers.values()):
         process.kill()
     harness.jobs.cancel(ended.job)
+    if deleted:
+        Retention(harness.ledger.connection).delete(ended.job)
     assert ended.job in stored(harness)
     harness.start_servers()
     harness.start_job_loop()

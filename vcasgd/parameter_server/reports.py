@@ -11,7 +11,7 @@ from functools import partial
 from heapq import nsmallest
 from typing import Any
 
-from vcasgd.errors import InvalidUpdate, NotFound, StoreUnavailable
+from vcasgd.errors import InvalidUpdate, StoreUnavailable
 from vcasgd.learning.tuning import implicit_momentum
 from vcasgd.parameter_server.blend import ModelState
 from vcasgd.store.connection import RedisClient
@@ -191,8 +191,8 @@ class Reports:
 
     def job_is_over(self) -> bool:
         try:
-            return self._prompt_jobs.get(self._job).state.over
-        except (StoreUnavailable, NotFound):
+            return self._prompt_jobs.is_over(self._job)
+        except StoreUnavailable:
             return False
 
     def request_initial_model(self) -> None:

@@ -61,7 +61,8 @@ class Sweeper(LeaderThread):
 
     A job that ends while a controller runs is cleaned up by the job loop. This thread finds the
     others: jobs that ended while no controller ran, and data that a worker or a failover brought
-    back. Data stays while it is younger than ``grace_seconds`` or its job is not in this ledger.
+    back. Data stays while it is younger than ``grace_seconds``, and if this ledger doesn't know its
+    job as ended or just deleted.
     """
 
     def __init__(

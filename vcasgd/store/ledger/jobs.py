@@ -193,9 +193,9 @@ class Jobs(EventLog):
         return Counter(names[value] for value in values if value in names)
 
     def is_over(self, job: str) -> bool:
-        """Return True if the ledger knows a job and it has ended."""
+        """Return True if a job has ended, or was deleted in the last minutes."""
         value = self._ledger.hget(LedgerKeys(job).record, "state")
-        return value is not None and JobState(value.decode()).over
+        return self.was_deleted(job) if value is None else JobState(value.decode()).over
 
     def was_deleted(self, job: str) -> bool:
         """Return True if a job was deleted in the last minutes."""
