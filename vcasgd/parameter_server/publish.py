@@ -91,7 +91,8 @@ class Publisher:
         unused: list[str] = []
         if batch.applied:
             followed = model.followed if meta.stepped else None
-            unused = self._unused_chunks(model.meta)
+            if self._previous is not None and not self._is_used(self._previous, model.meta):
+                unused = self.snapshots.chunk_keys(self._previous)
             # A smaller version needs little room, and would cost one more exchange.
             large = len(unused) > REMOVED_CHUNKS
             self.snapshots.write(
@@ -116,12 +117,6 @@ class Publisher:
         )
         # Refused updates change the totals, so the description is always written.
         self.snapshots.commit(self.token, meta, change, [*batch.payloads, *unused])
-
-    def _unused_chunks(self, present: Meta) -> list[str]:
-        """Return the keys of the version before ``present``, unless it is still in use."""
-        if self._previous is None or self._is_used(self._previous, present):
-            return []
-        return self.snapshots.chunk_keys(self._previous)
 
     # -- pins ----------------------------------------------------------------------------------
 

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from concurrent.futures import Executor
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -94,7 +95,8 @@ class Recovery:
         self._snapshots.takeover(self._token)
         model = self._from_snapshot()
         if model is None:
-            parts = self._read("", self._newest)
+            newest = partial(self._checkpoints.newest, self._report_damaged, *self._place)
+            parts = self._read("", newest)
             if parts is None:
                 return None
             if not parts:
@@ -148,9 +150,6 @@ class Recovery:
             return ()
         snapshot = loaded.whole[self._config.part.shard]
         return (_Part(loaded.name, snapshot, loaded.floats, loaded.state),)
-
-    def _newest(self) -> LoadedCheckpoint | None:
-        return self._checkpoints.newest(self._report_damaged, *self._place)
 
     def _from_checkpoint(self, part: _Part) -> ModelState:
         """Return to the newest checkpoint, because no server has the model: both were lost, or
@@ -275,7 +274,8 @@ class Recovery:
         ``stored`` is the version on the tensors server, which came back empty (None) or, after a
         failover, with an older version.
         """
-        self._check_newest()
+        with suppress(StoreUnavailable):  # Training continues without the ledger.
+            self._reports.check_newest()
         model.end_batch()
         # The server may have lost the chunks of steps.
         meta = replace(model.next_meta(self._token), exact=True, steps=())
@@ -308,15 +308,6 @@ class Recovery:
             f"the tensors server came back {found}; version {meta.version} was published again",
             version=meta.version,
         )
-
-    def _check_newest(self) -> None:
-        """Look for a newer server in the ledger: the tensors server has lost its fence."""
-        try:
-            newer = self._reports.newer_token()
-        except StoreUnavailable:
-            return  # Training continues without the ledger.
-        if newer is not None:
-            raise Fenced(f"a parameter server with token {newer} has taken over")
 
 
 def _parts(

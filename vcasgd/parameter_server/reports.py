@@ -11,7 +11,7 @@ from functools import partial
 from heapq import nsmallest
 from typing import Any
 
-from vcasgd.errors import InvalidUpdate, StoreUnavailable
+from vcasgd.errors import Fenced, InvalidUpdate, StoreUnavailable
 from vcasgd.learning.tuning import implicit_momentum
 from vcasgd.parameter_server.blend import ModelState
 from vcasgd.store.connection import RedisClient
@@ -180,10 +180,11 @@ class Reports:
         """Report the whole applied record after a takeover, with the next report."""
         self._whole, self._point, self.urgent = True, model.point, True
 
-    def newer_token(self) -> int | None:
-        """Return the token of a newer parameter server in the ledger, or None."""
-        newest = self._prompt_accounts.newest_token()
-        return newest if newest > self._token else None
+    def check_newest(self) -> None:
+        """Raise :class:`Fenced` for a newer parameter server, if the tensors server may have lost
+        its fence."""
+        if (newest := self._prompt_accounts.newest_token()) > self._token:
+            raise Fenced(f"a parameter server with token {newest} has taken over")
 
     def reported_version(self) -> int:
         """Return the version that the shard's parameter servers have reported last."""
@@ -254,7 +255,9 @@ class Reports:
             if account is not None:
                 account()
             if point is not None:
-                self._send_metrics(point)
+                workers, spent = self._jobs.workers.count(self._job), self._costs.spent(self._job)
+                now = {**point, "workers": workers, "spent_usd": spent}
+                self._jobs.add_metrics(self._job, now)
             if time.monotonic() - self._tuned_at < TUNED_SECONDS:
                 return None
             tuned = self._tunings.read()
@@ -342,10 +345,6 @@ class Reports:
             "rejected": sum(totals.rejected.values()),
             "waiting": waiting(),
         }
-
-    def _send_metrics(self, point: dict[str, Any]) -> None:
-        workers, spent = self._jobs.workers.count(self._job), self._costs.spent(self._job)
-        self._jobs.add_metrics(self._job, {**point, "workers": workers, "spent_usd": spent})
 
 
 def _totals(model: ModelState) -> str:
