@@ -101,6 +101,17 @@ class TestReadsACheckpointBesideOtherJobs:
         assert world.positions(snapshot.record) == {0: 4}
 
 
+@pytest.mark.parametrize("name", ["x", "1:0", "1.x:0", f"1.{'9' * 5000}:0", "1.²:0"])
+def test_what_the_first_worker_wrote_beside_its_snapshot_is_removed(
+    world: World, name: str
+) -> None:
+    world.tensors.set(f"{world.keys.prefix}s:{name}", "x")
+
+    world.shard().turn()
+
+    assert world.tensor_keys("s:") == {"s:0.0:0"}
+
+
 def test_what_an_interrupted_publication_left_is_removed(world: World) -> None:
     world.started_shard(token=1)
     meta = world.snapshots.read().meta

@@ -438,5 +438,7 @@ def _check_chunks(answer: int) -> None:
 
 
 def _writer(chunk: bytes) -> int:
-    """Return the token in the name of a chunk, ``…s:<version>.<token>:<index>``."""
-    return int(chunk.split(b":")[-2].partition(b".")[2])
+    """Return the token in the name of a chunk, ``…s:<version>.<token>:<index>``; 0 in any other,
+    which a worker chose beside its first snapshot."""
+    token = chunk.split(b":")[-2].partition(b".")[2]
+    return int(token) if token.isdigit() and len(token) <= 16 else 0
