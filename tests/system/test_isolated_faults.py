@@ -116,8 +116,13 @@ def test_a_job_says_that_its_parameter_server_fails_again_and_again(harness: Har
 
 @pytest.mark.ci
 def test_a_job_says_that_the_tensors_server_has_no_memory_left(harness: Harness) -> None:
-    training = Training(harness)
+    # Given a job, and another one whose only worker was lost
+    training, idle = Training(harness), Training(harness)
     training.start_with_job_loop()
+    (lost,) = idle.add_workers(1)
+    idle.await_samples(1)
+    idle.worker(lost).kill()
+    harness.jobs.workers.remove(idle.job, lost)
     training.await_more_samples(20)
 
     # When no version fits any more, then the job's events name the remedy, and it loses nothing
@@ -126,6 +131,7 @@ def test_a_job_says_that_the_tensors_server_has_no_memory_left(harness: Harness)
     assert "raise VCASGD_TENSORS_MEMORY_MB" in event["text"]
     harness.tensors.connection.config_set("maxmemory", "0")
     training.await_success()
+    assert not harness.events(idle.job, "store-full"), "no update of it waits"
 
 
 def test_a_worker_says_that_the_first_model_does_not_fit(harness: Harness) -> None:

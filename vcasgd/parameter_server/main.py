@@ -324,7 +324,13 @@ class ParameterServer:
             else f"the parameter server on {self._node} fails again and again: "
             f"{type(error).__name__}: {error}"
         )
-        self._tell(lambda jobs: jobs.event(job, "store-full" if full else "server-failing", text))
+
+        def tell(jobs: Jobs) -> None:
+            # Without workers, no update waits.
+            if not full or jobs.workers.count(job):
+                jobs.event(job, "store-full" if full else "server-failing", text)
+
+        self._tell(tell)
 
     def _tell(self, call: Callable[[Jobs], object]) -> None:
         """Report to the ledger, if it answers soon."""
@@ -469,21 +475,20 @@ class ParameterServer:
             return
         numbers = job.facts.shards_of(self._number)
         log.info("serving shards %s of %d", [*numbers], job.facts.shards)
-        self._shards[job.id] = [self._shard(job, number) for number in numbers]
-
-    def _shard(self, job: JobRecord, number: int) -> Shard:
-        return Shard(
-            job,
-            self._token,
-            tensors=self._tensors,
-            ledger=self._ledger,
-            prompt=self._prompt,
-            checkpoints=ModelCheckpoints(self._storage, job.id),
-            job_secret=self._secret,
-            number=number,
-            executor=self._reporter,
-            readers=self._readers,
-        )
+        self._shards[job.id] = [
+            Shard(
+                *(job, self._token),
+                tensors=self._tensors,
+                ledger=self._ledger,
+                prompt=self._prompt,
+                checkpoints=ModelCheckpoints(self._storage, job.id),
+                job_secret=self._secret,
+                number=number,
+                executor=self._reporter,
+                readers=self._readers,
+            )
+            for number in numbers
+        ]
 
 
 def main() -> int:
