@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from concurrent.futures import Executor, Future
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from support.world import World
+from support.waiting import await_truth
+from support.world import MakeWorld, World
 
 from vcasgd.errors import (
     Fenced,
@@ -309,6 +311,30 @@ def test_a_new_server_makes_room_in_a_full_tensors_server(world: World) -> None:
     finally:
         world.tensors.config_set("maxmemory", "0")
         world.tensors.over_limit = False
+
+
+def test_a_version_takes_the_room_of_the_one_before_if_there_is_no_other(
+    make_world: MakeWorld,
+) -> None:
+    # Given two versions of 1 MB, an update of the same size, and no room for another version
+    world = make_world(samples=250_000)
+    shard = world.started_shard()
+    world.apply(shard, 0, 0, 2)
+    world.push(0, 2, 4)
+    used = world.tensors.info("memory")["used_memory"]
+    world.tensors.config_set("maxmemory", used + (1 << 18))
+
+    def published() -> bool:
+        with suppress(StoreFull):
+            shard.turn()
+        return world.positions() == {0: 4}
+
+    try:
+        assert not published()
+        await_truth(published, timeout=30)
+    finally:
+        world.tensors.config_set("maxmemory", "0")
+    world.assert_exact()
 
 
 def test_a_full_tensors_server_stops_nothing_for_good(world: World) -> None:

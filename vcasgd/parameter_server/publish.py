@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass, field
 
+from vcasgd.errors import StoreFull
 from vcasgd.learning.evaluation import EvaluationPoints
 from vcasgd.parameter_server.blend import ModelState
 from vcasgd.parameter_server.reports import Reports
@@ -31,6 +32,8 @@ class Publisher:
     _exact_at: float = field(default=float("-inf"), init=False)
     _pinned: dict[str, Meta] = field(default_factory=dict, init=False)
     _previous: Meta | None = field(default=None, init=False)
+    #: True if the tensors server has been full.
+    _short: bool = field(default=False, init=False)
     #: Versions that this process has published.
     publications: int = field(default=0, init=False)
 
@@ -94,12 +97,16 @@ class Publisher:
             if self._previous is not None and not self._is_used(self._previous, model.meta):
                 unused = self.snapshots.chunk_keys(self._previous)
             # A smaller version needs little room, and would cost one more exchange.
-            large = len(unused) > REMOVED_CHUNKS
-            self.snapshots.write(
-                *(meta, model.weights, model.state, followed, batch.step),
-                base=model.meta.version,
-                instead_of=unused if large else (),
-            )
+            large = self._short or len(unused) > REMOVED_CHUNKS
+            try:
+                self.snapshots.write(
+                    *(meta, model.weights, model.state, followed, batch.step),
+                    base=model.meta.version,
+                    instead_of=unused if large else (),
+                )
+            except StoreFull:
+                self._short = True
+                raise
             listed = set(self.snapshots.step_keys(meta))
             unused = [] if large else unused
             unused += [key for key in self.snapshots.step_keys(model.meta) if key not in listed]
