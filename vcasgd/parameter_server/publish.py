@@ -142,7 +142,7 @@ class Publisher:
         # The next publication deletes the previous version.
         kept = present, self._previous or present
         if not self._is_used(meta, *kept, apart_from=name):
-            self.snapshots.remove([meta])
+            self.snapshots.remove(meta)
         del self._pinned[name]
 
     def _is_used(self, meta: Meta, *present: Meta, apart_from: str = "") -> bool:

@@ -264,8 +264,10 @@ class Recovery:
             # Another server took over, or a failover brought back the state before this one.
             self._snapshots.takeover(self._token)
         if view.safe < view.version:
-            # An earlier turn ended between the publication and the replicas' answer.
-            self._snapshots.confirm(self._token, view.version)
+            # An earlier turn ended between the publication and the replicas' answer. A takeover
+            # waits until they have it and all earlier writes.
+            self._snapshots.takeover(self._token)
+            self._snapshots.advance(self._token, view.version)
         return True
 
     def _republish(self, model: ModelState, stored: int | None) -> None:

@@ -198,7 +198,8 @@ def connect(
             parsed = sentinel.SentinelUrl.parse(plain)
             client, confirm = sentinel.primary_of(parsed, RedisClient, **options)
         else:
-            client, confirm = RedisClient.from_url(plain, **options), _nothing
+            # Without Sentinel, there is no way to check which server is the primary.
+            client, confirm = RedisClient.from_url(plain, **options), lambda: None
     except ValueError:
         # The library's message may contain a part of the password.
         raise StoreError(
@@ -219,10 +220,6 @@ def _keep(connection: Any) -> None:
     # Some services allow no such command.
     with suppress(ResponseError):
         connection.read_response()
-
-
-def _nothing() -> None:
-    """Do nothing: without Sentinel there is no way to check which server is the primary."""
 
 
 def _split_own_options(url: str) -> tuple[str, int, float]:

@@ -156,7 +156,12 @@ class FleetView:
 
     def _pool_rows(self, state: Observed) -> dict[str, Any]:
         machines = Counter(one.pool for one in state.machines)
-        warm = Counter(one.pool for one in state.machines if _is_warm(one, state))
+        # Those that a job could get at once.
+        warm = Counter(
+            one.pool
+            for one in state.machines
+            if one.id in state.history.idle and one.notice_at is None and one.advised_at is None
+        )
         return {
             pool.name: replace(pool, machines=machines[pool.name], idle=warm[pool.name]).to_row(
                 position
@@ -272,9 +277,3 @@ def _changes(before: Machine | None, row: Machine) -> Iterator[NewEvent]:
     if row.advised_at is not None and (before is None or before.advised_at is None):
         text = f"the cloud advises replacing {name}; it trains until a replacement does"
         yield NewEvent(job, "rebalance-advice", text, {"machine": name})
-
-
-def _is_warm(one: Machine, state: Observed) -> bool:
-    """Return True if a job could get the machine at once."""
-    leaving = one.notice_at is not None or one.advised_at is not None
-    return one.id in state.history.idle and not leaving

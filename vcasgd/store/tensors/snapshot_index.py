@@ -147,7 +147,7 @@ class SnapshotIndex:
             pattern = pattern.replace(r":\*}:", ":*}:")
         yield from self._tensors.scan_iter(match=pattern, count=SCANNED)
 
-    def _unlink(self, keys: Iterable[bytes]) -> int:
+    def _unlink(self, keys: Iterable[bytes | str]) -> int:
         names, count = iter(keys), 0
         while batch := list(islice(names, SCANNED)):
             count += self._tensors.unlink(*batch)

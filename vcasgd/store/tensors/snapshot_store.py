@@ -329,15 +329,6 @@ class SnapshotStore(SnapshotIndex):
         _check_chunks(replaced)
         return bool(replaced)
 
-    def confirm(self, token: int, version: int) -> None:
-        """Wait for the replicas, and let workers drop the updates in a version.
-
-        Raises as :meth:`commit` does.
-        """
-        # WAIT covers the last write of its own connection and all writes before that.
-        self.takeover(token)
-        self.advance(token, version)
-
     def advance(self, token: int, version: int) -> None:
         """Let workers drop the updates in a version: the replicas have it, or are away."""
         keys = self._keys
@@ -350,7 +341,7 @@ class SnapshotStore(SnapshotIndex):
         """
         used = [self.read_meta(), *(pin.meta for pin in self.pins().values())]
         if (meta.version, meta.token) not in {(each.version, each.token) for each in used}:
-            self._tensors.unlink(*chunks)
+            self._unlink(chunks)
 
     def commit(self, token: int, meta: Meta, change: Change, remove: Iterable[str] = ()) -> None:
         """Publish a version whose chunks are written, or update the description of the present one.
@@ -404,11 +395,9 @@ class SnapshotStore(SnapshotIndex):
             self._keys.snapshot_chunk(meta.version, meta.token, f"{kind}{name}") for name in names
         ]
 
-    def remove(self, metas: Sequence[Meta]) -> None:
-        """Delete the chunks of versions."""
-        chunks = [key for meta in metas for key in self.chunk_keys(meta)]
-        if chunks:
-            self._tensors.unlink(*chunks)
+    def remove(self, meta: Meta) -> None:
+        """Delete the chunks of a version."""
+        self._unlink(self.chunk_keys(meta))
 
     def pin(self, token: int, names: Sequence[str], snapshot: Snapshot) -> None:
         """Pin the present snapshot under names, and remove their requests.
