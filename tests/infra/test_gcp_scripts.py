@@ -6,11 +6,14 @@ There is no emulator of Google Cloud. The fake serves real HTTP.
 from __future__ import annotations
 
 import json
+import shlex
+import subprocess
 from pathlib import Path
 
 from support.fake_google import FakeGoogle
 from support.fake_google import GoogleMachine as Machine
-from support.machine_roots import run_failing_boot
+from support.machine_roots import INFRA, run_failing_boot
+from support.waiting import PATIENCE, await_truth
 
 
 def test_secrets_are_generated_once_and_read_by_the_store(
@@ -84,6 +87,30 @@ def test_unreadable_secret_is_not_replaced(google: FakeGoogle, tmp_path: Path) -
     assert done.returncode != 0
     assert "secret mine-servers: status 403" in done.stderr
     assert google.secrets == {"mine-servers": "{}"}
+
+
+def test_the_unit_of_the_secrets_outlives_an_outage(google: FakeGoogle, tmp_path: Path) -> None:
+    # Given its command on a machine that starts while the cloud answers nothing
+    google.broken = True
+    machine = Machine(tmp_path / "control", google, "control-plane")
+    unit = (INFRA / "systemd/vcasgd-secrets.service").read_text().replace("\\\n", " ")
+    command = next(line for line in unit.splitlines() if line.startswith("ExecStart="))
+    library = "/usr/local/lib/vcasgd"
+    for text, here in {
+        library: machine.root / library[1:],
+        "sleep 30": "sleep 0.1",
+        "%n": "a",
+    }.items():
+        command = command.replace(text, str(here))
+    argv = shlex.split(command.removeprefix("ExecStart="))
+    with subprocess.Popen(argv, env=machine.environment, stderr=subprocess.DEVNULL) as process:
+        # When it has said so, and the cloud answers
+        await_truth(lambda: google.attributes.get("vcasgd/boot-error", "").endswith("tries again"))
+        assert process.poll() is None
+        google.broken = False
+        # Then it ends with all secrets
+        assert process.wait(PATIENCE) == 0
+    assert machine.secrets()["VCASGD_TOKEN"]
 
 
 def test_objects_and_failures_are_stored(google: FakeGoogle, tmp_path: Path) -> None:
