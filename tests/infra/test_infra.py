@@ -59,6 +59,17 @@ def test_systemd_accepts_the_units() -> None:
     assert [line for line in said if "vcasgd-" in line] == []
 
 
+def test_no_unit_writes_where_a_ledgers_disk_is_missing() -> None:
+    folder = "/var/lib/vcasgd/ledger"
+    writers = [
+        name
+        for name in ("ledger", "certificate", "acme")
+        if f"RequiresMountsFor={folder}\n" in (INFRA / f"systemd/vcasgd-{name}.service").read_text()
+    ]
+    programs = {path.stem for path in SCRIPTS if folder in path.read_text()}
+    assert set(writers) == {"ledger"} | programs - {"boot"}
+
+
 #: Prints the units that needrestart would restart by itself after an update of the system.
 NEEDRESTART = """
 our %nrconf = (override_rc => {});
