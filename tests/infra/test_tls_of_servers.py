@@ -16,6 +16,7 @@ import pytest
 from support.fake_google import FakeGoogle, GoogleMachine
 from support.machine_roots import INFRA
 from support.ports import free_port
+from support.processes import run_program
 from support.servers import require_binary
 from support.waiting import PATIENCE, await_truth
 
@@ -103,7 +104,12 @@ def test_server_speaks_only_tls_and_workers_trust_it(
     # And the key is private, and that of the authority is nowhere
     key = machine.root / "run/vcasgd/tls/server.key"
     assert key.stat().st_mode & 0o007 == 0
-    assert set(json.loads(google.secrets["mine-servers"])["tls"]) == {"ca", "certificate", "key"}
+    assert set(json.loads(google.secrets["mine-servers"])["tls"]) == {
+        "ca",
+        "certificate",
+        "key",
+        "subject",
+    }
     assert list(machine.root.rglob("ca.key")) == []
 
 
@@ -120,3 +126,25 @@ def test_existing_cluster_gets_a_certificate_and_keeps_its_passwords(
 
     make_secrets(GoogleMachine(tmp_path / "again", google, "control-plane", more=TLS))
     assert json.loads(google.secrets["mine-servers"]) == after
+
+
+def test_another_network_gets_a_certificate_with_its_addresses(
+    google: FakeGoogle, tmp_path: Path
+) -> None:
+    # Given a cluster with TLS
+    make_secrets(GoogleMachine(tmp_path / "before", google, "control-plane", more=TLS))
+    before = json.loads(google.secrets["mine-servers"])
+    # When its machines are in another network
+    there = TLS.replace("10.0.0.20", "10.1.0.20")
+    store = GoogleMachine(tmp_path / "store", google, "store", more=there)
+    # Then a store node waits for the control plane
+    assert store.run("secrets").returncode != 0
+    make_secrets(GoogleMachine(tmp_path / "after", google, "control-plane", more=there))
+    make_secrets(store)
+    # And both have a certificate for the new addresses, and the passwords that they had
+    after = json.loads(google.secrets["mine-servers"])
+    assert {**after, "tls": None} == {**before, "tls": None}
+    done = run_program(
+        ["openssl", "x509", "-noout", "-ext", "subjectAltName"], input=after["tls"]["certificate"]
+    )
+    assert "IP Address:10.1.0.20" in done.stdout
