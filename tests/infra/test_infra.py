@@ -129,6 +129,8 @@ def test_compose_file_is_valid_and_contains_no_password() -> None:
     assert [
         each for name, each in value["services"].items() if name != "api" and "ports" in each
     ] == []
+    # Logs don't fill the disk
+    assert all(each["logging"]["options"]["max-size"] for each in value["services"].values())
     # Passwords are required, and have no defaults
     assert text.count("${VCASGD_REDIS_PASSWORD:?") == 4
     assert ":-" not in text.split("VCASGD_TOKEN:")[1].splitlines()[0]
