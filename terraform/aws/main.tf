@@ -290,7 +290,7 @@ module "control_data" {
     ACME_EMAIL         = try(var.gateway.acme.email, "")
     ACME_SERVER        = try(coalesce(var.gateway.acme.server, ""), "")
     API_SUBJECT        = "IP:${local.open ? aws_eip.api[0].public_ip : "127.0.0.1"},DNS:localhost"
-    LEDGER_DISK        = local.managed ? "" : module.store.ledger_disk
+    LEDGER_DISK        = module.store.ledger_disk
     VCASGD_STORAGE_URL = module.bucket.url
   })
   settings = merge(
@@ -357,7 +357,7 @@ module "control_plane" {
     role_arn            = module.identity.roles["worker"].arn
   }
 
-  ledger_disk    = { id = module.store.ledger_disk, attached = !local.managed }
+  ledger_disk    = module.store.ledger_disk
   public_address = { id = one(aws_eip.api[*].id), attached = local.public }
 
   depends_on = [terraform_data.fleet]

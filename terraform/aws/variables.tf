@@ -121,7 +121,7 @@ variable "managed_redis_type" {
 }
 
 variable "ledger_disk" {
-  description = "Disk of a self-hosted ledger: size in GB, and whether destroy keeps a snapshot."
+  description = "Disk of the control plane that outlives it, for a self-hosted ledger: size in GB, and whether destroy keeps a snapshot."
   type        = object({ size_gb = optional(number, 10), final_snapshot = optional(bool, false) })
   default     = {}
 }

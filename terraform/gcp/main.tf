@@ -275,7 +275,7 @@ module "control_data" {
     ACME_EMAIL         = try(var.gateway.acme.email, "")
     ACME_SERVER        = try(coalesce(var.gateway.acme.server, ""), "")
     API_SUBJECT        = "IP:${local.open ? google_compute_address.api[0].address : "127.0.0.1"},DNS:localhost"
-    LEDGER_DISK        = local.managed ? "" : "ledger"
+    LEDGER_DISK        = "ledger"
     VCASGD_STORAGE_URL = module.bucket.url
   })
   settings = merge(
@@ -326,7 +326,7 @@ module "control_plane" {
   cluster        = var.cluster
   machine        = { type = var.control_plane_type, image = var.image }
   user_data      = module.control_data.user_data
-  ledger_disk    = { self_link = module.store.ledger_disk, attached = !local.managed }
+  ledger_disk    = module.store.ledger_disk
   public_address = one(google_compute_address.api[*].address)
 
   place = {

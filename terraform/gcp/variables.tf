@@ -131,7 +131,7 @@ variable "managed_redis_gb" {
 }
 
 variable "ledger_disk_gb" {
-  description = "Disk of a self-hosted ledger."
+  description = "Size in GB of the control plane's disk that outlives it, for a self-hosted ledger."
   type        = number
   default     = 10
 }

@@ -315,7 +315,7 @@ def test_new_pool_and_new_disk_reach_a_new_control_plane(
     # When a pool is added, and the ledger's disk made again, neither of which has an ID before
     pools = '{ aws-spot = {}, other = { machine_types = ["c5.large"] } }'
     applied.environment["TF_VAR_pools"] = pools
-    disk = "-replace=module.store.aws_ebs_volume.ledger[0]"
+    disk = "-replace=module.store.aws_ebs_volume.ledger"
     applied("apply", "-auto-approve", "-no-color", disk)
     # Then a new control plane has both, because a machine reads its user data once
     control = _named(aws, "vcasgd-control")

@@ -88,8 +88,8 @@ run "managed" {
   }
 
   assert {
-    condition     = module.store.ledger_disk == null && length(module.store.node_ids) == 2
-    error_message = "a managed ledger needs no disk"
+    condition     = module.store.ledger_disk != null && length(module.store.node_ids) == 2
+    error_message = "the authority of the API's certificate must outlive the control plane"
   }
 
   assert {

@@ -102,8 +102,8 @@ run "managed" {
   }
 
   assert {
-    condition     = module.store.ledger_disk == null
-    error_message = "a managed ledger needs no disk"
+    condition     = module.store.ledger_disk != null
+    error_message = "the authority of the API's certificate must outlive the control plane"
   }
 }
 

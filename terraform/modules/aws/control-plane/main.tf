@@ -152,10 +152,8 @@ resource "aws_instance" "this" {
 }
 
 resource "aws_volume_attachment" "ledger" {
-  count = var.ledger_disk.attached ? 1 : 0
-
   instance_id = aws_instance.this.id
-  volume_id   = var.ledger_disk.id
+  volume_id   = var.ledger_disk
   device_name = "/dev/sdf"
   # The append-only file must be closed before the disk is detached.
   stop_instance_before_detaching = true

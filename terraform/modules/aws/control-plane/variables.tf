@@ -35,8 +35,8 @@ variable "user_data" {
 }
 
 variable "ledger_disk" {
-  description = "Volume of a self-hosted ledger."
-  type        = object({ id = optional(string), attached = bool })
+  description = "Volume that outlives the machine."
+  type        = string
 }
 
 variable "public_address" {

@@ -4,10 +4,9 @@ locals {
   owned     = { "vcasgd:stack" = var.cluster }
 }
 
-# Separate from the machine that uses it, so that it survives the machine.
+# Separate from the machine that uses it, so that it survives the machine. Next to a managed ledger, it has the authority
+# of the API's certificate.
 resource "aws_ebs_volume" "ledger" {
-  count = local.managed ? 0 : 1
-
   availability_zone = var.zone
   size              = var.disk.size_gb
   type              = "gp3"

@@ -1,6 +1,6 @@
 output "ledger_disk" {
-  description = "Volume of a self-hosted ledger."
-  value       = one(aws_ebs_volume.ledger[*].id)
+  description = "Volume of the ledger, or of the API's certificate authority alone."
+  value       = aws_ebs_volume.ledger.id
 }
 
 output "managed_redis" {

@@ -17,13 +17,9 @@ resource "google_compute_instance" "this" {
     }
   }
 
-  dynamic "attached_disk" {
-    for_each = var.ledger_disk.attached ? [var.ledger_disk.self_link] : []
-
-    content {
-      source      = attached_disk.value
-      device_name = "ledger"
-    }
+  attached_disk {
+    source      = var.ledger_disk
+    device_name = "ledger"
   }
 
   network_interface {

@@ -24,8 +24,8 @@ variable "user_data" {
 }
 
 variable "ledger_disk" {
-  description = "Disk of a self-hosted ledger."
-  type        = object({ self_link = optional(string), attached = bool })
+  description = "Disk that outlives the machine."
+  type        = string
 }
 
 variable "public_address" {

@@ -4,10 +4,9 @@ locals {
   owned     = { "vcasgd-stack" = var.cluster }
 }
 
-# Separate from the machine that uses it, so that it survives the machine.
+# Separate from the machine that uses it, so that it survives the machine. Next to a managed ledger, it has the authority
+# of the API's certificate.
 resource "google_compute_disk" "ledger" {
-  count = local.managed ? 0 : 1
-
   name   = "${var.cluster}-ledger"
   zone   = var.place.zone
   type   = "pd-ssd"
@@ -47,7 +46,7 @@ resource "google_compute_disk_resource_policy_attachment" "ledger" {
   count = local.backed_up ? 1 : 0
 
   name = google_compute_resource_policy.ledger[0].name
-  disk = google_compute_disk.ledger[0].name
+  disk = google_compute_disk.ledger.name
   zone = var.place.zone
 }
 

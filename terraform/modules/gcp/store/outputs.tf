@@ -1,6 +1,6 @@
 output "ledger_disk" {
-  description = "Disk of a self-hosted ledger."
-  value       = one(google_compute_disk.ledger[*].self_link)
+  description = "Disk of the ledger, or of the API's certificate authority alone."
+  value       = google_compute_disk.ledger.self_link
 }
 
 output "managed_redis" {
