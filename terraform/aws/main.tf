@@ -156,20 +156,26 @@ resource "terraform_data" "prices" {
       condition     = length(local.unpriced) == 0
       error_message = "pools: no price for ${join(", ", local.unpriced)} in ${var.region} in the tables of ${local.price_table.as_of}; name a file with their prices in the variable prices (docs/pools.md, Prices)."
     }
+
+    # 16 KiB in Base64.
+    precondition {
+      condition     = length(base64gzip(module.control_data.user_data)) <= 21848
+      error_message = "pools, prices: with them, the user data of the control plane has more than the 16 KiB that AWS takes; shorten them."
+    }
   }
 }
 
 # In another region, all that exists would look deleted: an apply would make it again there, and forget machines that
-# are still billed.
-resource "terraform_data" "region" {
-  input = var.region
+# are still billed. The first zone has the ledger's disk, and subnets follow the order.
+resource "terraform_data" "zones" {
+  input = local.zones
 
   lifecycle {
     ignore_changes = [input]
 
     postcondition {
-      condition     = self.output == var.region
-      error_message = "region: this cluster is in ${self.output}; destroy it first, or make another one in a workspace of its own, with another name in cluster."
+      condition     = alltrue([for index, zone in self.output : try(local.zones[index], zone) == zone])
+      error_message = "zones: this cluster is in ${join(", ", self.output)}, in this order; add others behind them. To move it, destroy it first, or make another one in a workspace of its own, with another name in cluster."
     }
   }
 }

@@ -144,6 +144,20 @@ resource "terraform_data" "prices" {
   }
 }
 
+# In another zone, the ledger's disk would be made again, empty.
+resource "terraform_data" "zone" {
+  input = local.zones[0]
+
+  lifecycle {
+    ignore_changes = [input]
+
+    postcondition {
+      condition     = self.output == local.zones[0]
+      error_message = "zones: the ledger is in ${self.output}, so name it first. To move the cluster, destroy it first, or make another one in a workspace of its own, with another name in cluster."
+    }
+  }
+}
+
 module "bucket" {
   source = "../modules/gcp/bucket"
 

@@ -165,9 +165,38 @@ run "region_of_a_cluster" {
 
   variables {
     region = "us-west-2"
+    zones  = ["us-west-2a"]
   }
 
-  expect_failures = [terraform_data.region]
+  expect_failures = [terraform_data.zones]
+}
+
+run "another_order_of_zones" {
+  command = plan
+
+  variables {
+    zones = ["us-east-1a", "us-east-1c", "us-east-1b"]
+  }
+
+  expect_failures = [terraform_data.zones]
+}
+
+run "more_zones" {
+  command = plan
+
+  variables {
+    zones = ["us-east-1a", "us-east-1b", "us-east-1c", "us-east-1d"]
+  }
+}
+
+run "long_user_data" {
+  command = plan
+
+  variables {
+    pools = { aws-spot = { labels = [for number in range(600) : sha256(number)] } }
+  }
+
+  expect_failures = [terraform_data.prices]
 }
 
 run "two_replicas" {

@@ -468,6 +468,16 @@ run "gateway_with_a_managed_ledger" {
   expect_failures = [var.gateway]
 }
 
+run "another_first_zone" {
+  command = plan
+
+  variables {
+    zones = ["us-central1-b", "us-central1-a"]
+  }
+
+  expect_failures = [terraform_data.zone]
+}
+
 run "cluster_with_two_dashes" {
   command = plan
 
