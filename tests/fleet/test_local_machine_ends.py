@@ -6,6 +6,7 @@ import contextlib
 import fcntl
 import json
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -15,9 +16,11 @@ from datetime import datetime
 from pathlib import Path
 
 import pytest
+from support.clocks import SteppingClock
 from support.local_machines import TEMPLATE, LocalCluster
 from support.waiting import PATIENCE, await_truth
 
+from vcasgd.errors import FleetError
 from vcasgd.fleet.notices import FileNotices, Notice
 from vcasgd.fleet.providers.base import Boot
 from vcasgd.fleet.providers.local.machine import Owner, is_locked
@@ -67,6 +70,51 @@ def test_eviction_gives_notice(cluster: LocalCluster) -> None:
     first = cluster.machine(id_)
     cluster.provider.evict(id_, 0)
     assert cluster.machine(id_) == first, "the first notice is kept"
+
+
+def test_a_step_of_the_clock_changes_no_notice(
+    cluster: LocalCluster, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Given a machine whose clock is set forward by an hour
+    clock = SteppingClock(tmp_path_factory.mktemp("clock"))
+    for name, value in clock.env.items():
+        monkeypatch.setenv(name, value)
+    id_, processes = cluster.launch_ready()
+    clock.set(3600)
+    # When it gets notice
+    cluster.provider.evict(id_, 300)
+    # Then its worker has that time
+    notice = await_truth(FileNotices(cluster.directory(id_).notice_file).poll)
+    assert isinstance(notice, Notice)
+    assert notice.at is not None
+    assert 200 < notice.at - time.time() <= 300
+    assert all(process.alive() for process in processes)
+
+
+def test_machines_on_a_full_disk_are_listed_and_end(cluster: LocalCluster) -> None:
+    id_, processes = cluster.launch_ready()
+    # Given a disk without room for a byte
+    with _no_room():
+        with pytest.raises(FleetError, match="can't be written"):
+            cluster.provider.evict(id_)
+        # When a machine is ended
+        cluster.provider.terminate(id_)
+        cluster.await_death(processes)
+        # Then it is no longer among those that are listed
+        assert cluster.state(id_) is None
+    # And with room again, that is recorded
+    assert cluster.state(id_) is None
+    assert cluster.directory(id_).reaped()
+
+
+@contextlib.contextmanager
+def _no_room() -> Iterator[None]:
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
 def test_machine_is_gone_at_the_end_of_its_notice(cluster: LocalCluster) -> None:

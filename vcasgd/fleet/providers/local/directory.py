@@ -34,6 +34,7 @@ from vcasgd.fleet.providers.base import Boot
 from vcasgd.fleet.providers.local.processes import Process, kill_all
 from vcasgd.local_files import write_private
 from vcasgd.schemas.fleet import Machine, MachineState
+from vcasgd.steady_time import boot_time, steady_time, unix_time
 
 #: Seconds after which a launch whose machine has not reported its process has failed.
 START_LIMIT_SECONDS = 120.0
@@ -125,13 +126,13 @@ class MachineDirectory:
         write_json(self.path / "process.json", asdict(machine))
 
     def notice_at(self) -> float | None:
-        """Return when the machine goes (Unix seconds), or None without a notice."""
+        """Return when the machine goes (:func:`steady_time`), or None without a notice."""
         value = read_json(self.path / "notice.json")
-        return None if value is None else float(value["at"])
+        return None if value is None else unix_time(value["at"])
 
-    def notify(self, at: float) -> None:
-        """Give notice that the machine goes at ``at`` (Unix seconds), unless it has one."""
-        write_once(self.path / "notice.json", {"at": at})
+    def notify(self, seconds: float) -> None:
+        """Give notice that the machine goes in so many seconds, unless it has one."""
+        write_once(self.path / "notice.json", {"at": boot_time() + seconds})
 
     @property
     def notice_file(self) -> Path:
@@ -143,7 +144,8 @@ class MachineDirectory:
 
     def mark_terminated(self, reason: str) -> None:
         """Make the machine ``GONE``. The first reason is kept."""
-        write_once(self.path / "condemned.json", {"reason": reason, "at": time.time()})
+        with suppress(FleetError):  # Its processes end on a full disk, too.
+            write_once(self.path / "condemned.json", {"reason": reason, "at": time.time()})
 
     def reaped(self) -> bool:
         """Return True if no process of the ended machine is left."""
@@ -162,7 +164,8 @@ class MachineDirectory:
             for spare in (process, None)
         )
         if dead:
-            write_once(self.path / "buried.json", {"at": time.time()})
+            with suppress(FleetError):
+                write_once(self.path / "buried.json", {"at": time.time()})
         return dead
 
     def remove(self) -> None:
@@ -177,7 +180,7 @@ class MachineDirectory:
             return "did not start"
         if machine is not None and not machine.process.alive():
             return "its process died"
-        if notice_at is not None and now > notice_at + NOTICE_SLACK_SECONDS:
+        if notice_at is not None and steady_time() > notice_at + NOTICE_SLACK_SECONDS:
             return "outlived its notice"
         return None
 
@@ -229,11 +232,16 @@ def write_json(path: Path, value: dict[str, Any]) -> None:
 
 
 def write_once(path: Path, value: dict[str, Any]) -> None:
-    """Write a file unless it exists or its directory was removed; the first writer wins."""
-    with (
-        suppress(FileExistsError, FileNotFoundError),
-        tempfile.NamedTemporaryFile("w", prefix=f".{path.name}-", dir=path.parent) as file,
-    ):
-        json.dump(value, file)
-        file.flush()
-        os.link(file.name, path)
+    """Write a file unless it exists or its directory was removed; the first writer wins.
+
+    Raises :class:`FleetError` if it can't be written.
+    """
+    try:
+        with tempfile.NamedTemporaryFile("w", prefix=f".{path.name}-", dir=path.parent) as file:
+            json.dump(value, file)
+            file.flush()
+            os.link(file.name, path)
+    except (FileExistsError, FileNotFoundError):
+        pass
+    except OSError as error:
+        raise FleetError(f"{path}: can't be written: {error}") from error

@@ -28,6 +28,7 @@ from vcasgd.errors import FleetError
 from vcasgd.fleet.notices import NOTICE_FILE_VARIABLE, NoticeKind, write_notice
 from vcasgd.fleet.providers.local.directory import LaunchRequest, MachineDirectory, RunningProcess
 from vcasgd.fleet.providers.local.processes import MARKER, Process, kill_all
+from vcasgd.steady_time import steady_time
 
 #: Seconds between two polls for orders; each looks up a file, which takes microseconds.
 POLL_SECONDS = 0.1
@@ -119,9 +120,9 @@ class LocalMachine:
         notice_at = self._directory.notice_at()
         if notice_at is not None:
             if not self._directory.notice_file.exists():
-                seconds = notice_at - time.time()
+                seconds = notice_at - steady_time()
                 write_notice(self._directory.notice_file, NoticeKind.TERMINATE, seconds)
-            if time.time() >= notice_at:
+            if steady_time() >= notice_at:
                 return "evicted"
         if self._directory.marked_terminated() or not self._directory.path.exists():
             return "terminated"

@@ -152,7 +152,7 @@ class LocalProvider(Provider[LocalPoolSpec]):
         known = (notice_seconds, self.pool.template.notice_seconds, NOTICE_SECONDS)
         notice = next(seconds for seconds in known if seconds is not None)
         if (directory := self._find(machine_id)) is not None:
-            directory.notify(time.time() + notice)
+            directory.notify(notice)
 
     def terminate(self, *machine_ids: str) -> None:
         """See the contract. Usually nothing is alive when it returns."""
