@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import os
+import resource
 import shlex
 import subprocess
 import sys
@@ -118,6 +119,42 @@ def test_the_end_of_the_command_is_the_end(metadata: MetadataServer) -> None:
     }
     argv = [sys.executable, "-m", "vcasgd.machine.main"]
     assert subprocess.run(argv, env=env, timeout=PATIENCE, check=False).returncode == 7
+
+
+#: Waits for the notice of its machine, and prints it.
+AWAITS_NOTICE = """
+import os, pathlib, time
+notice = pathlib.Path(os.environ["VCASGD_NOTICE_FILE"])
+print("up", flush=True)
+parent = os.getppid()
+while not notice.exists() and os.getppid() == parent:
+    time.sleep(0.05)
+print(notice.read_text(), flush=True)
+"""
+
+
+def test_a_notice_on_a_full_disk_is_given_later_and_ends_no_machine(
+    metadata: MetadataServer,
+) -> None:
+    # Given a machine
+    boot = boot_environment(Boot(("{python}", "-c", AWAITS_NOTICE)), "aws", "us-east-1", {})
+    env = {**os.environ, **boot, "VCASGD_METADATA_URL": metadata.url}
+    argv = [sys.executable, "-m", "vcasgd.machine.main"]
+    with subprocess.Popen(
+        argv, env=env, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    ) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        assert process.stdout.readline() == "up\n"
+        # When the cloud gives notice while its disk has no room
+        limits = resource.prlimit(process.pid, resource.RLIMIT_FSIZE)
+        resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (0, limits[1]))
+        metadata.metadata.recommend_rebalance()
+        assert any("can't be written" in line for line in process.stderr)
+        # Then the command gets it as soon as there is room
+        resource.prlimit(process.pid, resource.RLIMIT_FSIZE, limits)
+        assert json.loads(process.stdout.readline())["kind"] == "rebalance"
+        assert process.wait(PATIENCE) == 0
 
 
 # --- secrets ------------------------------------------------------------------------------

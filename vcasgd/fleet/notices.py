@@ -10,6 +10,7 @@ GCP: https://cloud.google.com/compute/docs/instances/spot#preemption-process
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -21,6 +22,8 @@ from urllib.parse import quote
 from vcasgd.errors import SpecError
 from vcasgd.fleet.metadata import AWS_URL, GCP_URL, AwsMetadata, gcp_value
 from vcasgd.steady_time import boot_time, unix_time
+
+log = logging.getLogger(__name__)
 
 #: Variable with the path of the file through which the machine gives notice to its processes.
 NOTICE_FILE_VARIABLE = "VCASGD_NOTICE_FILE"
@@ -135,15 +138,21 @@ class FileNotices:
             return None
 
 
-def write_notice(path: Path, kind: NoticeKind, seconds: float | None) -> None:
+def write_notice(path: Path, kind: NoticeKind, seconds: float | None) -> bool:
     """Announce to :class:`FileNotices` that the machine goes in so many seconds, if that is known.
 
-    The file has the :func:`boot_time`, which all processes of a machine agree on.
+    The file has the :func:`boot_time`, which all processes of a machine agree on. Return False if
+    it can't be written: a full disk must not end a machine before its time.
     """
     at = None if seconds is None else boot_time() + seconds
     temporary = path.with_suffix(".new")
-    temporary.write_text(json.dumps({"kind": kind, "at": at}))
-    temporary.replace(path)
+    try:
+        temporary.write_text(json.dumps({"kind": kind, "at": at}))
+        temporary.replace(path)
+    except OSError as error:
+        log.warning("the notice can't be written: %s", error)
+        return False
+    return True
 
 
 def notices_of_cloud(environment: Mapping[str, str]) -> NoticeSource:

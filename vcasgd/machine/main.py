@@ -106,8 +106,8 @@ class BootProcess:
             if notice is not None and notice != last:
                 log.warning("notice of eviction: %s", notice)
                 seconds = None if notice.at is None else notice.at - time.time()
-                write_notice(self._notice, notice.kind, seconds)
-                last = notice
+                if write_notice(self._notice, notice.kind, seconds):
+                    last = notice
             time.sleep(NOTICE_SECONDS)
 
     def watch_controller(self, storage: Storage, orphan_seconds: float) -> None:
