@@ -212,8 +212,6 @@ class DeadlineRun:
     usd: float = 0.0
     ended: float | None = None
     on_demand_seconds: float = 0.0
-    #: Seconds from the start until the first purchase on demand; None if there was none.
-    bought_at: float | None = None
 
 
 @dataclass
@@ -268,7 +266,6 @@ def simulate(
         missing = work.places - len(fleet.spot) - len(fleet.firm)
         if most is not None and missing > 0:
             fleet.firm += [end] * missing
-            run.bought_at = end if run.bought_at is None else run.bought_at
         spare = fleet.working(replace(work, places=10**9), end) - work.places
         if spare > 0:
             del fleet.firm[:spare]

@@ -10,9 +10,8 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import signal
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
@@ -43,6 +42,7 @@ from vcasgd.fleet.providers.joining import (
     OrderedProvider,
     ordered_name,
     pool_of_ordered,
+    run_command,
 )
 from vcasgd.schemas.fleet import Machine, MachineState
 from vcasgd.spec.problems import first_mistake
@@ -213,7 +213,7 @@ class ExecProvider(OrderedProvider[ExecPoolSpec]):
         given = {"cluster": self._cluster, "pool": spec.name, **request}
         env = {name: os.environ[name] for name in names if name in os.environ}
         try:
-            done = _run(argv, json.dumps(given), env, template.timeout.total_seconds())
+            done = run_command(argv, json.dumps(given), env, template.timeout.total_seconds())
         except (FileNotFoundError, PermissionError) as error:
             raise InvalidRequest(
                 f"{spec.name}: template.{what}: {argv[0]} can't be run: {error.strerror}",
@@ -233,29 +233,6 @@ class ExecProvider(OrderedProvider[ExecPoolSpec]):
 
     def _error(self, kind: type[FleetError], message: str) -> FleetError:
         return fleet_error(kind, message, remedies=_REMEDIES, pool=self._spec.name)
-
-
-def _run(
-    argv: Sequence[str], given: str, env: Mapping[str, str], seconds: float
-) -> subprocess.CompletedProcess[str]:
-    """Run a command as :func:`subprocess.run` does; kill its own processes, too, if it hangs."""
-    with subprocess.Popen(
-        argv,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        errors="replace",
-        env=env,
-        start_new_session=True,
-    ) as process:
-        try:
-            output, errors = process.communicate(given, seconds)
-        except BaseException:
-            # A script's own commands would otherwise pile up.
-            os.killpg(process.pid, signal.SIGKILL)
-            raise
-    return subprocess.CompletedProcess(argv, process.returncode, output, errors)
 
 
 def _failure_of(done: subprocess.CompletedProcess[str]) -> tuple[type[FleetError], str]:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import re
+import signal
+import subprocess
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -40,6 +43,29 @@ class JoinedFleet:
 
     def remove(self, machine_id: str) -> None:
         """Remove a machine at once."""
+
+
+def run_command(
+    argv: Sequence[str], given: str, env: Mapping[str, str], seconds: float
+) -> subprocess.CompletedProcess[str]:
+    """Run a command as :func:`subprocess.run` does; kill its own processes, too, if it hangs."""
+    with subprocess.Popen(
+        argv,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        errors="replace",
+        env=env,
+        start_new_session=True,
+    ) as process:
+        try:
+            output, errors = process.communicate(given, seconds)
+        except BaseException:
+            # A script's own commands would otherwise pile up.
+            os.killpg(process.pid, signal.SIGKILL)
+            raise
+    return subprocess.CompletedProcess(argv, process.returncode, output, errors)
 
 
 class JoinProvider(Provider[JoinPoolSpec]):

@@ -25,7 +25,13 @@ from vcasgd.errors import (
 )
 from vcasgd.fleet.pools import SlurmPoolSpec
 from vcasgd.fleet.providers.base import MACHINE_ID, LaunchOrder, fleet_error, kind_of
-from vcasgd.fleet.providers.joining import FROM_POOL, Listed, OrderedProvider, ordered_name
+from vcasgd.fleet.providers.joining import (
+    FROM_POOL,
+    Listed,
+    OrderedProvider,
+    ordered_name,
+    run_command,
+)
 from vcasgd.schemas.fleet import Machine, MachineState
 
 #: Seconds for one command. Slurm's own limit for a message is 10.
@@ -143,16 +149,8 @@ def _run(
 ) -> subprocess.CompletedProcess[str]:
     inherited = {name: os.environ[name] for name in _PASSED if name in os.environ}
     try:
-        return subprocess.run(
-            [command, *arguments],
-            input=given,
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=COMMAND_SECONDS,
-            check=False,
-            env={**inherited, "LC_ALL": "C.UTF-8", **(env or {})},
-        )
+        env = {**inherited, "LC_ALL": "C.UTF-8", **(env or {})}
+        return run_command([command, *arguments], given, env, COMMAND_SECONDS)
     except FileNotFoundError as error:
         raise InvalidRequest(
             f"there is no command {command}",
