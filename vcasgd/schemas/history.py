@@ -72,6 +72,7 @@ EVENTS = {
     "buffers-averaged": "buffers whose first batches did not show how to merge them are averaged",
     "clip-approximated": "gradients are clipped by the norm of a part of the batch",
     "loop-clips": "the loop or a hook changes the gradients of a part of the batch",
+    "code-not-run": "code after the loop of a script, which doesn't run in a job",
     "codec-chosen": "updates travel in a lossy encoding, because the first worker's link is slow",
     "float64-rounded": "a large model in float64 travels as float32",
     "gpus-chosen": "whether the GPUs of a machine train as one worker or as one each, with the "

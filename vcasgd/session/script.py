@@ -34,7 +34,7 @@ from vcasgd.learning.optimizers import saved
 from vcasgd.learning.training_set import OwnBatches
 from vcasgd.task.gradient_changes import find_changes, parsed, uses_clips
 from vcasgd.task.loop_clips import Clip
-from vcasgd.task.loop_code import code_of_loop, loops_around
+from vcasgd.task.loop_code import code_of_loop, count_loops, loops_around, not_run
 from vcasgd.task.place import Place
 from vcasgd.task.task import Task, import_first_from, load_task, user_traceback
 
@@ -282,6 +282,8 @@ class LoopInThread(LoopTask):
 
     #: What the loop is called in messages, and the folder of its code.
     name, folder = "the loop", Path()
+    #: Where the first code is that the job doesn't run, and its name; empty without any.
+    not_run = ""
 
     def __init__(self) -> None:
         super().__init__()
@@ -469,6 +471,8 @@ class ScriptTask(LoopInThread):
         self._path, self.name, self.folder = path, path.name, path.parent.resolve()
         self._arguments = command_line(args)
         self._source = ""
+        #: Loops that the script ran when it made its session.
+        self._outer_loops = 0
 
     def set_model(self, model: nn.Module, optimizer: Optimizer) -> None:
         if self.network is not None:
@@ -476,6 +480,7 @@ class ScriptTask(LoopInThread):
                 f"{self.name} created a second vcasgd.Session",
                 remedy="a job trains one model: put several networks into one module",
             )
+        self._outer_loops = count_loops(sys._getframe(), self.folder)
         super().set_model(model, optimizer)
 
     def _start(self) -> None:
@@ -491,6 +496,7 @@ class ScriptTask(LoopInThread):
         self._variables = variables_of_callers(self.evaluation[0])
         self._source = code_of_loop(sys._getframe())
         self.loops = loops_around(sys._getframe(), self.folder)
+        self.not_run = not_run(sys._getframe(), self.folder, self._outer_loops)
         tree = parsed(self._source)
         self.clips_itself = uses_clips(tree) or bool(find_changes(tree))
         super().start()

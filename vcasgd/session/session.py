@@ -275,8 +275,8 @@ class Session:
             check_rates(self._optimizer, self._rates)
 
     def _checked(self, source: Iterator[Any]) -> Iterator[Any]:
-        script = self._script
-        if script and not script.started and in_loop(sys._getframe(1), script.folder):
+        script, frame = self._script, sys._getframe(1)
+        if script and not script.started and in_loop(frame, script.folder, repeated=True):
             raise UserCodeError(
                 "session.batches is called in a loop, and its first call covers all epochs of a "
                 "job, so what the loop does between them wouldn't be done",

@@ -17,7 +17,7 @@ from functools import lru_cache, partial
 from itertools import chain, count, pairwise
 from pathlib import Path
 from types import CodeType, FrameType, FunctionType, ModuleType
-from typing import Any, TypeGuard
+from typing import Any
 
 from vcasgd.errors import UserCodeError
 from vcasgd.task.gradient_changes import (
@@ -140,16 +140,20 @@ def _is_of_user(file: str) -> bool:
 # -- loops around a frame --------------------------------------------------------------------------
 
 _LOOPS = (ast.For, ast.While)
-_SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 
 
-def in_loop(frame: FrameType | None, folder: Path) -> bool:
+def in_loop(frame: FrameType | None, folder: Path, *, repeated: bool = False) -> bool:
     """Return True if the code that a frame runs is in a loop, or called from one, in files below
     ``folder``.
 
-    A loop that is about to start, because its iterator is made, doesn't count.
+    A loop that is about to start, because its iterator is made, doesn't count, nor does one over a
+    single value if ``repeated``.
     """
-    return any(_running(around, each.f_lineno) for each, around in _places(frame, folder))
+    return any(
+        not (repeated and _turns_once(loop, each))
+        for each, around in _places(frame, folder)
+        for loop in _running(around, each.f_lineno)
+    )
 
 
 def loops_around(frame: FrameType | None, folder: Path) -> list[str]:
@@ -161,27 +165,95 @@ def loops_around(frame: FrameType | None, folder: Path) -> list[str]:
     return [ast.unparse(each) for each in found if isinstance(each, _LOOPS)]
 
 
-def _places(frame: FrameType | None, folder: Path) -> Iterator[tuple[FrameType, list[ast.stmt]]]:
-    """Yield a frame and its callers, each with the statements of its function that contain the
-    present line, the outermost first."""
+def _places(frame: FrameType | None, folder: Path) -> Iterator[tuple[FrameType, list[ast.AST]]]:
+    """Yield a frame and its callers, each with its function and the statements in it that contain
+    the present line, the outermost first."""
     while frame is not None:
         file, line = Path(frame.f_code.co_filename), frame.f_lineno
         if file.is_absolute() and file.is_relative_to(folder):
             tree = parsed("".join(linecache.getlines(str(file))))
-            around = [each for each in ast.walk(tree) if _contains(each, line)]
-            scopes = [at for at, each in enumerate(around, 1) if isinstance(each, _SCOPES)]
-            yield frame, around[max(scopes, default=0) :]
+            around = [tree, *(each for each in ast.walk(tree) if _contains(each, line))]
+            yield frame, around[max(n for n, each in enumerate(around) if _is_scope(each)) :]
         frame = frame.f_back
 
 
-def _contains(node: ast.AST, line: int) -> TypeGuard[ast.stmt]:
+def _is_scope(node: ast.AST) -> bool:
+    kinds = (ast.Module, ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
+    return isinstance(node, kinds)
+
+
+def _contains(node: ast.AST, line: int) -> bool:
     return isinstance(node, ast.stmt) and node.lineno <= line <= (node.end_lineno or line)
 
 
-def _running(around: Iterable[ast.stmt], line: int) -> list[ast.stmt]:
+def _running(around: Iterable[ast.AST], line: int) -> list[ast.For | ast.While]:
     # A loop that is written in one line is about to start.
     loops = (each for each in around if isinstance(each, _LOOPS))
     return [each for each in loops if each.lineno < line and each.body[0].lineno <= line]
+
+
+def _turns_once(loop: ast.AST, frame: FrameType) -> bool:
+    """Return True for a loop over a single value, as far as the variables of its frame say."""
+    if isinstance(loop, ast.For) and calls_in([loop.iter]) <= {"range"}:
+        code = compile(ast.Expression(loop.iter), "<loop>", "eval")
+        with suppress(Exception):
+            return len(eval(code, frame.f_globals, frame.f_locals)) == 1
+    return False
+
+
+# -- code that a job doesn't run -------------------------------------------------------------------
+
+#: Calls that a user doesn't miss, besides those of builtins: reports, clean-up, and times.
+_NOT_MISSED = re.compile(
+    r"log|info|debug|warn(ing)?|format|join|item|time|perf_counter|monotonic|now|timedelta|exit"
+    r"|close|flush|finish|end(_\w+)?|clean_?up|shutdown|teardown|synchronize|empty_cache|collect"
+    r"|barrier|wait_for_everyone|destroy_process_group"
+)
+
+
+def count_loops(frame: FrameType | None, folder: Path) -> int:
+    """Return the number of loops that a frame runs or was called from."""
+    return sum(len(_running(around, each.f_lineno)) for each, around in _places(frame, folder))
+
+
+def not_run(frame: FrameType | None, folder: Path, outer: int) -> str:
+    """Return where the first code is that a job doesn't run and a user misses, and its name.
+
+    ``frame`` runs the loop that the job ends in. Of those around it, the outermost first, ``outer``
+    have no part in the job. Empty without such code.
+    """
+    after: list[tuple[FrameType, ast.AST]] = []
+    for each, around in reversed([*_places(frame, folder)]):
+        loops = [statement for statement in around if isinstance(statement, _LOOPS)]
+        repeated = [loop for loop in loops if not _turns_once(loop, each)]
+        for loop in loops[:outer]:
+            if loop in repeated:
+                return f"{_position(each, loop, folder)}: further turns of the loop"
+        ends = around.index(repeated[0]) + 1 if repeated else None
+        after[:0] = [(each, statement) for statement in _sides(around[:ends])[1]]
+        if repeated:
+            break
+        outer = max(outer - len(loops), 0)
+    for each, statement in after:
+        for call in _missed(statement):
+            return f"{_position(each, call, folder)}: {ast.unparse(call.func)}(…)"
+    return ""
+
+
+def _position(frame: FrameType, node: ast.stmt | ast.expr, folder: Path) -> str:
+    return f"{Path(frame.f_code.co_filename).relative_to(folder)}, line {node.lineno}"
+
+
+def _missed(statement: ast.AST) -> Iterator[ast.Call]:
+    """Yield the calls of a statement that do more than report or clean up, in their order."""
+    if _is_scope(statement):
+        return
+    if isinstance(statement, ast.Call):
+        name = ast.unparse(statement.func).rpartition(".")[2]
+        if name == "open" or not (hasattr(builtins, name) or _NOT_MISSED.fullmatch(name)):
+            yield statement
+    for each in ast.iter_child_nodes(statement):
+        yield from _missed(each)
 
 
 # -- learning rates that a loop sets between epochs ------------------------------------------------
@@ -258,7 +330,7 @@ class _RateSearch:
         counter: str,
         variables: Mapping[str, Any],
         tree: ast.Module,
-        path: Sequence[ast.stmt],
+        path: Sequence[ast.AST],
         schedulers: Sequence[Any],
     ) -> None:
         self._counter, self._variables, self._schedulers = counter, variables, schedulers
@@ -436,7 +508,7 @@ def _assigns_rate(node: ast.AST) -> bool:
     )
 
 
-def _sides(path: Sequence[ast.stmt]) -> tuple[list[ast.stmt], list[ast.stmt]]:
+def _sides(path: Sequence[ast.AST]) -> tuple[list[ast.stmt], list[ast.stmt]]:
     """Return the statements before and after the last one of ``path``, in the first one."""
     before: list[ast.stmt] = []
     after: list[ast.stmt] = []

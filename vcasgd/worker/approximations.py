@@ -21,6 +21,7 @@ from vcasgd.learning.layout import Layout
 from vcasgd.learning.local_moments import steps_as
 from vcasgd.learning.mean_gradients import MAX_FLOATS
 from vcasgd.learning.optimizers import name_of, parts_of
+from vcasgd.session.script import LoopInThread
 from vcasgd.spec.job import JobSpec
 from vcasgd.task.gradient_changes import find_changes, gradient_uses, names_in, parsed
 from vcasgd.task.task import Task, source_of
@@ -50,13 +51,22 @@ def approximations(
     successive samples may be alike. ``in_turn``: a loop computes gradients after the step of
     another optimizer. ``normalized`` is a layer that normalizes over what workers share.
     """
+    unrun = {}
+    if isinstance(task, LoopInThread) and task.not_run:
+        unrun["code-not-run"] = (
+            f"{task.not_run} and what follows don't run, because a job ends in its loop; vcasgd "
+            "download fetches the model, the function of session.evaluation can test it, and "
+            "vcasgd sweep makes a job of each setting"
+        )
     if spec.workers.max == 1:
-        return {}
+        return unrun
     adams = any(steps_as(part, Adam, AdamW) for part in parts_of(optimizer))
     misled = name_of(optimizer) if alike and adams and not layout.gradients else None
-    found = _of_parts(
-        undivided, mixes=mixes, misled=misled, in_turn=in_turn, normalized=normalized
-    ) | _of_clips(task, layout, module, optimizer)
+    found = (
+        unrun
+        | _of_parts(undivided, mixes=mixes, misled=misled, in_turn=in_turn, normalized=normalized)
+        | _of_clips(task, layout, module, optimizer)
+    )
     names = [*(each.name for each in layout.entries), *(each.name for each in layout.base)]
     travelling = {*layout.beside, *(name.rpartition(".")[2] for name in names)}
     if spec.keeps_optimizer and not second_moments.count(optimizer) and _has_state(optimizer):
