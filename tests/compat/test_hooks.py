@@ -238,6 +238,25 @@ def test_rates_that_follow_one_worker_are_refused(
         simulated(loop(tmp_path, *made, **changes), 2, epochs=EPOCHS)
 
 
+def test_a_scheduler_of_every_few_steps_has_a_remedy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rates: list[float] = []
+    monkeypatch.setattr(FewPoints, "rates", rates, raising=False)
+    note = "task.rates.append(optimizer.param_groups[0]['lr'])"
+
+    counted = "(counts := iter(range(99)), {})[1]".format(f"{LR}StepLR(optimizer, 2, 0.5)")
+    few = loop(tmp_path, SGD, counted, "next(counts) % 4 == 3 and scheduler.step()")
+    with pytest.raises(UserCodeError) as caught:
+        simulated(few, 1, epochs=EPOCHS)
+
+    # Then one with lengths that are four times as large has the rates
+    assert "lengths" in (caught.value.remedy or "")
+    scheduler = f"{LR}StepLR(optimizer, 8, 0.5)"
+    simulated(loop(tmp_path, SGD, scheduler, f"{note}; scheduler.step()"), 1, epochs=EPOCHS)
+    assert rates[-17::8] == [0.05, 0.025, 0.0125]
+
+
 def test_a_loop_may_add_a_group_with_a_rate_of_its_own(tmp_path: Path) -> None:
     optimizer = "torch.optim.SGD(model[2].parameters(), lr=0.1, momentum=0.9)"
     added = "{'params': model[0].parameters(), 'lr': 0.05}"

@@ -28,6 +28,8 @@ def spec(folder: Path, files: dict[str, str], **fields: Any) -> JobSpec:
         ({"train.py": TASK}, {"task": "trian:Digits"}, "task", "no module trian .*mean train?"),
         ({"train.py": TASK}, {"task": "train:Digit"}, "task", "has no Digit .*mean Digits?"),
         ({"train.py": TASK}, {"task": "tain.py"}, "task", "there is no tain.py .*mean train.py?"),
+        ({"train.py": "Trainer().fit()", "vcasgd.md": ""}, {"task": "train.py"}, "task",
+         "train.py has no vcasgd.Session"),
         ({"train.py": TASK}, {"requirements": "r.txt"}, "requirements", "there is no r.txt in"),
         ({"train.py": TASK, "r.txt": "", ".vcasgdignore": "*.txt"}, {"requirements": "r.txt"},
          "requirements", "r.txt is excluded by .vcasgdignore"),
@@ -41,6 +43,12 @@ def test_what_is_missing_or_misspelled_is_an_error(
     with pytest.raises(SpecError, match=message.replace("?", r"\?")) as caught:
         check_files(spec(tmp_path, files, **fields))
     assert caught.value.details["field"] == field
+
+
+def test_a_session_may_be_made_in_a_file_beside_the_script(tmp_path: Path) -> None:
+    files = {"train.py": "import lib.loops", "lib/loops.py": "import vcasgd"}
+
+    assert check_files(spec(tmp_path, files, task="train.py")) == []
 
 
 def test_a_syntax_error_names_its_line(tmp_path: Path) -> None:

@@ -358,9 +358,9 @@ def schedule_of(
 def _refused(how: str) -> UserCodeError:
     return UserCodeError(
         f"the loop calls the step of its scheduler {how}",
-        remedy="call it without an argument after each step, or after each epoch (a Lightning "
-        "module can ask trainer.is_last_batch), or pass it to the session: "
-        "Session(model, optimizer, schedule=scheduler, schedule_steps=…)",
+        remedy="call it without an argument after each step, with lengths that count steps, or "
+        "after each epoch (a Lightning module can ask trainer.is_last_batch); or pass it to the "
+        "session: Session(model, optimizer, schedule=scheduler, schedule_steps=…)",
     )
 
 

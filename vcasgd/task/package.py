@@ -244,6 +244,15 @@ def _task_file(spec: JobSpec, folder: Path, files: set[str]) -> str | None:
     if not colon:
         _check_packed("task", spec.task, folder, files)
         _parse(folder, spec.task)
+        # Or else it would train to its end before a worker finds out.
+        sources = [spec.task, *(name for name in files if name.endswith(".py"))]
+        if not any(b"vcasgd" in (folder / name).read_bytes() for name in sources):
+            raise SpecError(
+                f"task: {spec.task} has no vcasgd.Session, nor has a file beside it",
+                remedy="train in a loop over session.batches(dataset) or session.loader(dataset), "
+                "or name a TrainerTask or a ModuleTask of its trainer as task",
+                field="task",
+            )
         return spec.task
     file = _file_of(module, files)
     if file is None:
