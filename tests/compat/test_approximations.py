@@ -366,6 +366,10 @@ for epoch in range(3):
         ("weight = session.epoch", "losses.append(loss.item())", []),
         ("weight = mean(losses[-5:])", "losses.append(loss.item())", ["losses"]),
         ("weight = 1", "losses.append(loss.item()); all = sum(losses); print(all)", []),
+        ("part = model(batch); part += 1; weight = part", "pass", []),
+        ("with autocast(): out, part = model(batch)\n        weight = part", "part = part / 2", []),
+        ("part += model(batch); weight = part", "part = 0 * part", ["part"]),
+        ("if epoch: part = model(batch)\n        part += 1; weight = part", "pass", ["part"]),
         ("weight = tracker.weight()", "tracker.update(batch)", ["tracker.seen"]),
         ("weight = 1", "tracker.update(batch); print(tracker.seen)", []),
         (

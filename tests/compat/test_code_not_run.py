@@ -70,7 +70,7 @@ SAVES = 'torch.save(model.state_dict(), "model.pt")'
         (MAIN, "pass", "def later(): torch.save(model, 'model.pt')", None),
         (MAIN, "pass", SAVES, "torch.save(…)"),
         (MAIN, "model.eval()", SAVES, "torch.save(…)"),
-        (MAIN, "pass", "print(f'{evaluate(model):.3f}')", "evaluate(…)"),
+        (MAIN, "pass", "with torch.no_grad(): print(f'{evaluate(model):.3f}')", "evaluate(…)"),
         (BATCHES, "pass", "print(len(data))", None),
         (BATCHES, "pass", SAVES, "torch.save(…)"),
         (BATCHES, SAVES, "pass", "torch.save(…)"),

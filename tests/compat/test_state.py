@@ -19,6 +19,7 @@ from support.compat import (
     facts_of,
     grid,
     kinds_of,
+    long,
     loop_script,
     on_workers,
     plain,
@@ -526,17 +527,21 @@ def test_what_stays_frozen_does_not_travel() -> None:
     assert [*kinds_of(facts_of(Frozen()))] == ["2.weight", "2.bias"]
 
 
-def test_state_beside_the_model_travels_between_processes(harness: Harness, tmp_path: Path) -> None:
+@pytest.mark.parametrize("workers", [2, *long(1)])
+def test_state_beside_the_model_travels_between_processes(
+    harness: Harness, tmp_path: Path, workers: int
+) -> None:
     loop_script(tmp_path, LOOPS["dict in a function"], Averaged, evaluation="")
 
-    metrics, job = on_workers(harness, tmp_path, "train.py", 2, epochs=2)
+    metrics, job = on_workers(harness, tmp_path, "train.py", workers, epochs=2)
 
     assert job.state is JobState.SUCCEEDED, job.reason
     assert metrics["loss"] == pytest.approx(plain(Averaged(), 2, 0, averaged)["loss"], rel=0.02)
     assert job.facts is not None
     assert Layout.from_json(job.facts.layout).beside == ["ema"]
-    assert harness.events(job.id, "state-beside")
-    # And the page has what requires no action, without a warning
-    (event,) = harness.events(job.id, "momentum-starts-again")
-    assert event["text"] in job.notes
+    # And several workers are told, the page without a warning for what requires no action
+    kinds = ("state-beside", "momentum-starts-again")
+    told = [event["text"] for each in kinds for event in harness.events(job.id, each)]
+    assert len(told) == (2 if workers > 1 else 0)
+    assert {*told} <= {*job.notes}
     assert job.warnings == ()

@@ -207,7 +207,7 @@ def _turns_once(loop: ast.AST, frame: FrameType) -> bool:
 _NOT_MISSED = re.compile(
     r"log|info|debug|warn(ing)?|format|join|item|time|perf_counter|monotonic|now|timedelta|exit"
     r"|close|flush|finish|end(_\w+)?|clean_?up|shutdown|teardown|synchronize|empty_cache|collect"
-    r"|barrier|wait_for_everyone|destroy_process_group"
+    r"|eval|no_grad|inference_mode|autocast|barrier|wait_for_everyone|destroy_process_group"
 )
 
 

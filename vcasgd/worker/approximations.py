@@ -54,7 +54,7 @@ def approximations(
     unrun = {}
     if isinstance(task, LoopInThread) and task.not_run:
         unrun["code-not-run"] = (
-            f"{task.not_run} and what follows don't run, because a job ends in its loop; vcasgd "
+            f"{task.not_run} and what follows don't run when the job ends the loop; vcasgd "
             "download fetches the model, the function of session.evaluation can test it, and "
             "vcasgd sweep makes a job of each setting"
         )
@@ -256,8 +256,8 @@ def _lost_state(optimizer: Optimizer) -> dict[str, str]:
     else:
         found["state-starts-again"] = (
             "a worker that joins later starts with an empty state of "
-            f"{name_of(optimizer)}, as after a restart; Adam and AdamW of torch.optim take over "
-            "the second moments of other workers"
+            f"{name_of(optimizer)}, as after a restart; a single Adam or AdamW of torch.optim "
+            "takes over the second moments of other workers"
         )
     return found
 
@@ -312,7 +312,7 @@ def _values_in(source: str, loops: Sequence[str], repeated: Container[str]) -> I
             ast.unparse(node) == loops[0] if loops else _is_batch_loop(node)
         ):
             changed, used = _flow(node.body)
-            for name in changed - reset - _reads(node.target):
+            for name in changed - reset - _reads(node.target) - _set_first(node.body):
                 owner, _, attribute = name.rpartition(".")
                 # Methods of the owner may use it.
                 if name in used or (owner and attribute in _attributes_outside(node, tree)):
@@ -326,6 +326,21 @@ def _values_in(source: str, loops: Sequence[str], repeated: Container[str]) -> I
                 bodies = [each for name, each in methods.items() if not _APART.search(name)]
                 changed, used = _flow(bodies)
                 yield from (name for name in changed & used if name.startswith("self."))
+
+
+def _set_first(body: Sequence[ast.stmt]) -> set[str]:
+    """Return the variables that each turn of a loop sets before it reads them."""
+    found: set[str] = set()
+    read: set[str] = set()
+    for each in body:
+        if isinstance(each, ast.With):
+            found |= _set_first(each.body) - read
+        read |= names_in(each, ast.Load)
+        if isinstance(each, ast.Assign):
+            found |= names_in(each, ast.Store) - read
+        elif isinstance(each, ast.AugAssign):
+            read |= names_in(each.target, ast.Store)
+    return found
 
 
 def _attributes_outside(loop: ast.For, tree: ast.AST) -> set[str]:

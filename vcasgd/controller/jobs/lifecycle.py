@@ -130,7 +130,8 @@ class JobLifecycle:
                 self._fail(job, f"{error.message}; a worker reported this", None)
                 return
             self._jobs.set_plan(job.id, points, job.facts.most_workers(job.spec))
-            if beside := Layout.from_json(job.facts.layout).beside:
+            beside = Layout.from_json(job.facts.layout).beside
+            if beside and job.spec.workers.max > 1:
                 text = (
                     f"{', '.join(beside)} beside the model: each version has the mean of the "
                     "workers' values, who reach a step at different times, and code after the last "
