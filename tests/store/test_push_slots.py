@@ -30,8 +30,8 @@ MAX_WAITING = window(128 * MIB, 0, 2 * MIB, 2 * MIB)
         pytest.param(1000 * MIB, 10, 64 * MIB, 64 * MIB, 1.0, 7, id="one job"),
         pytest.param(1000 * MIB, 10, 64 * MIB, 32 * MIB, 1.0, 14, id="a smaller encoding"),
         pytest.param(2000 * MIB, 10, 64 * MIB, 64 * MIB, 0.5, 7, id="two jobs"),
-        # 900 usable, 20 for five readers, 7.5 × 16 for snapshots and moments, 17 per slot
-        pytest.param(1000 * MIB, 10, 16 * MIB, 16 * MIB, 1.0, 44, id="small"),
+        # 900 usable, 20 for five readers, 7.5 × 15 for snapshots and moments, 16 per slot
+        pytest.param(1000 * MIB, 10, 15 * MIB, 15 * MIB, 1.0, 47, id="small"),
         pytest.param(100 * MIB, 10, 64 * MIB, 64 * MIB, 1.0, 1, id="too small"),
         pytest.param(1000 * MIB, 500, 64 * MIB, 64 * MIB, 1.0, 1, id="many connections"),
         pytest.param(1 << 50, 1, 4, 4, 1.0, MAX_SLOTS, id="far more than needed"),
@@ -136,6 +136,14 @@ def small(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[World]:
         yield World(*clients, tmp_path / "storage", samples=1 << 19, subtasks_per_epoch=128)
         for client in clients:
             client.close()
+
+
+def test_a_chunk_takes_as_much_memory_as_it_is_long(small: World) -> None:
+    small.started_shard()
+    header, _ = small.push(0, 0, 1)
+
+    key = small.keys.payload_chunk(header.update, 0)
+    assert small.tensors.memory_usage(key) < 1.01 * small.tensors.strlen(key)
 
 
 def test_32_workers_as_fast_as_they_can_under_a_memory_limit(small: World) -> None:

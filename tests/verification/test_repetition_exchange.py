@@ -17,6 +17,7 @@ from vcasgd.errors import StoreDenied
 from vcasgd.store.acl import TENSORS_SCRIPTS, AclUsers, tensors_user
 from vcasgd.store.connection import RedisClient, connect
 from vcasgd.store.ledger.untrusted import Invalid
+from vcasgd.store.tensors.chunks import CHUNK_BYTES
 from vcasgd.verification.exchange import (
     KEPT_SECONDS,
     Claims,
@@ -129,8 +130,8 @@ def test_nobody_answers_or_asks_for_another_one(parties: Parties, world: World) 
 @pytest.mark.parametrize(
     ("spoil", "message"),
     [
-        (lambda chunk: chunk[:-1], "is 1048575 bytes"),
-        (lambda chunk: chunk + b"x", "is 1048577 bytes"),
+        (lambda chunk: chunk[:-1], f"is {CHUNK_BYTES - 1} bytes"),
+        (lambda chunk: chunk + b"x", f"is {CHUNK_BYTES + 1} bytes"),
         (lambda _: None, "a part of before is missing"),
     ],
 )

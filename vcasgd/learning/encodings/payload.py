@@ -89,7 +89,7 @@ class EncodedVector(Protocol):
     def chunks(self, size: int) -> Iterator[memoryview]:
         """Yield chunks of ``size`` bytes; the last one may be shorter.
 
-        ``size`` is a power of two and at least a block.
+        ``size`` is a multiple of 4 KiB, and so of every block.
         """
 
 

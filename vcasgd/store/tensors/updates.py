@@ -376,8 +376,6 @@ SLOT_SECONDS = 30.0
 RENEW_SECONDS = 5.0
 #: Usable part of the memory limit; the rest is for stream entries, records and fragmentation.
 USABLE = 0.9
-#: Memory that jemalloc takes for a chunk, which is a header longer than 1 MiB: the next size.
-JEMALLOC_FACTOR = 1.25
 #: Keys of one call that releases expired slots. It blocks the server for tens of milliseconds.
 MAX_REAPED_CHUNKS = 10_000
 #: Slots of a shard if memory is not limited.
@@ -435,9 +433,7 @@ class PushSlots:
 
     def update(self, model: int, payload: int, share: float) -> None:
         """Set the number of slots, see :func:`window`, and release expired ones."""
-        memory = self._tensors.info("memory")
-        jemalloc = str(memory.get("mem_allocator")).startswith("jemalloc")
-        limit = int(int(memory["maxmemory"]) / (JEMALLOC_FACTOR if jemalloc else 1))
+        limit = int(self._tensors.info("memory")["maxmemory"])
         clients = int(self._tensors.info("clients")["connected_clients"])
         self._tensors.set(self._keys.window, window(limit, clients, model, payload, share))
         self.reap(chunk_count(payload))
