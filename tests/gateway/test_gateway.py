@@ -15,6 +15,7 @@ import httpx
 import pytest
 from support.api_harness import spec, zipped
 from support.gateways import MACHINE, RunningGateway, running_gateway
+from support.ports import free_port
 from support.waiting import PATIENCE, await_truth
 
 import vcasgd
@@ -87,6 +88,15 @@ def test_no_server_is_reachable_with_another_scope(gateway: RunningGateway, scop
 def test_nothing_but_the_servers_is_reachable(gateway: RunningGateway, service: str) -> None:
     with gateway.connection(service, gateway.token("ann")) as (_, answer):
         assert answer == b"-there is no such service\n"
+
+
+def test_a_server_that_is_down_is_named_as_the_reason(tmp_path: Path) -> None:
+    down = f"redis://127.0.0.1:{free_port()}/0"
+    with running_gateway(tmp_path, VCASGD_TENSORS_URL=down) as gateway:
+        gateway.publish_pool()
+        with gateway.connection("tensors-0", gateway.token("ann")) as (server, answer):
+            assert answer == b"-the server behind the gateway does not answer\n"
+            assert server.recv(100) == b"", "the connection is closed"
 
 
 def test_an_expired_token_reaches_nothing(gateway: RunningGateway) -> None:

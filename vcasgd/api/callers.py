@@ -5,37 +5,26 @@ The dashboard signs in with a token once, and has a cookie for it from then on.
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import logging
 import secrets
-import threading
 import time
-from collections.abc import Callable, Mapping
-from functools import partial
 from http.cookies import CookieError, SimpleCookie
 from typing import NamedTuple
 
-from anyio import CapacityLimiter, to_thread
 from itsdangerous import BadData, URLSafeTimedSerializer
 
 from vcasgd.errors import StoreError, Unauthorized
 from vcasgd.spec.access import BOOTSTRAP, Scope
-from vcasgd.steady_time import boot_time
-from vcasgd.store.ledger.api_tokens import ApiToken, ApiTokens, name_in
+from vcasgd.store.ledger.api_tokens import ApiToken, ApiTokens, KnownTokens, name_in
 
 log = logging.getLogger(__name__)
 
 #: Key of the caller in the ASGI scope.
 CALLER_KEY = "vcasgd.caller"
-#: Seconds for which all requests share what the ledger contains, or why it is unavailable. A
-#: revoked token works that much longer.
-FRESH_SECONDS = 2.0
-#: The same for a token that is not among these: another API process may just have created it.
-MISS_SECONDS = 0.1
 #: Seconds between two records of a token's use; an administrator looks for unused ones.
 USE_SECONDS = 60.0
-#: Threads that read tokens, so that a silent ledger can't occupy those of the routes.
-_THREADS = CapacityLimiter(4)
 
 _NEW_TOKEN = "ask an administrator for a new one: vcasgd token create NAME --scope SCOPE"
 
@@ -115,7 +104,10 @@ class Callers:
 
     def __init__(self, bootstrap: str, tokens: ApiTokens) -> None:
         self._bootstrap = bootstrap.encode()
-        self._tokens = _CachedTokens(tokens)
+        self._stored = tokens
+        self._tokens = KnownTokens(tokens)
+        #: Time of the last record of a use, by digest.
+        self._recorded: dict[str, float] = {}
         self.sign_ins = SignIns(bootstrap)
 
     async def of_token(self, text: str) -> Caller | None:
@@ -150,7 +142,7 @@ class Callers:
         return caller.model_copy(update={"sign_in_end": sign_in.end})
 
     def tokens_changed(self) -> None:
-        """Take a change of the tokens into account at once, not after :data:`FRESH_SECONDS`."""
+        """Take a change of the tokens into account at once."""
         self._tokens.expire()
 
     async def still_valid(self, caller: Caller) -> bool:
@@ -168,71 +160,17 @@ class Callers:
     async def _used(self, token: ApiToken) -> Caller:
         if token.expired(time.time()):
             raise Unauthorized(f"the token {token.name} has expired", remedy=_NEW_TOKEN)
-        await self._tokens.record_use(token)
+        await self._record_use(token)
         return Caller(**dict(token))
 
-
-class _CachedTokens:
-    """Tokens of the ledger, read at most once in :data:`FRESH_SECONDS` while nothing changes."""
-
-    def __init__(self, tokens: ApiTokens) -> None:
-        self._tokens = tokens
-        self._lock = threading.Lock()
-        #: Start of the last reading, and time of the last change by this process.
-        self._read_at = self._changed_at = float("-inf")
-        self._known: Mapping[str, ApiToken] = {}
-        self._error: StoreError | None = None
-        #: Time of the last record of a use, by digest.
-        self._recorded: dict[str, float] = {}
-
-    async def find(self, name: str, fits: Callable[[ApiToken], bool]) -> ApiToken | None:
-        """Return the token with a name if it fits, also if it has expired."""
-        for max_seconds in (FRESH_SECONDS, MISS_SECONDS):
-            token = await self._read(name, max_seconds)
-            if token is not None and fits(token):
-                return token
-        return None
-
-    def expire(self) -> None:
-        """Read the tokens again before the next use, as this process has changed them."""
-        self._changed_at = boot_time()
-
-    async def record_use(self, token: ApiToken) -> None:
+    async def _record_use(self, token: ApiToken) -> None:
         """Record that a token is used, unless that was done recently."""
         now = time.monotonic()
         if now - self._recorded.get(token.digest, float("-inf")) < USE_SECONDS:
             return
-        self._recorded[token.digest] = now
+        recent = {each: at for each, at in self._recorded.items() if now - at < USE_SECONDS}
+        self._recorded = {**recent, token.digest: now}
         try:
-            record = partial(self._tokens.record_use, token.name)
-            await to_thread.run_sync(record, abandon_on_cancel=True, limiter=_THREADS)
+            await asyncio.to_thread(self._stored.record_use, token.name)
         except StoreError as error:
             log.warning("the use of token %s is not recorded: %s", token.name, error)
-
-    async def _read(self, name: str, max_seconds: float) -> ApiToken | None:
-        if not self._fresh(max_seconds):
-            refresh = partial(self._refresh, max_seconds)
-            await to_thread.run_sync(refresh, abandon_on_cancel=True, limiter=_THREADS)
-        if self._error is not None:
-            raise self._error.with_traceback(None)
-        return self._known.get(name)
-
-    def _fresh(self, max_seconds: float) -> bool:
-        unchanged = self._read_at > self._changed_at
-        return unchanged and boot_time() - self._read_at < max_seconds
-
-    def _refresh(self, max_seconds: float) -> None:
-        with self._lock:
-            if self._fresh(max_seconds):
-                return
-            start = boot_time()
-            try:
-                self._known, self._error = self._tokens.all(), None
-                # tokens that are gone are forgotten, so that this stays as small as the others
-                digests = {token.digest for token in self._known.values()}
-                self._recorded = {d: at for d, at in self._recorded.items() if d in digests}
-            except StoreError as error:
-                self._error = error
-                # many requests wait for the same answer, so the next one is due after a pause
-                start = boot_time()
-            self._read_at = start

@@ -24,17 +24,13 @@ from vcasgd.gateway.relay import ACCEPTED, PROTOCOL, Stream, close, relay
 from vcasgd.logging import configure_logging, exit_status
 from vcasgd.settings import Settings, load_settings
 from vcasgd.spec.access import Scope
+from vcasgd.steady_time import boot_time
 from vcasgd.store.admission import LEDGER, tensors_service
 from vcasgd.store.connection import connect
-from vcasgd.store.ledger.api_tokens import ApiToken, ApiTokens, name_in
+from vcasgd.store.ledger.api_tokens import FRESH_SECONDS, ApiToken, ApiTokens, KnownTokens, name_in
 from vcasgd.store.sentinel import address_of
 
 log = logging.getLogger(__name__)
-
-#: Seconds between two readings of the tokens: how long connections outlive their token.
-READ_SECONDS = 2.0
-#: The same at least, for tokens that are not known.
-MISS_SECONDS = 0.2
 
 
 # -- open connections of one kind ------------------------------------------------------------------
@@ -120,30 +116,25 @@ class Guests:
     ``crowd`` has the connections of guests by the digests of their tokens.
     """
 
-    def __init__(self, tokens: ApiTokens, crowd: Crowd) -> None:
+    def __init__(self, tokens: KnownTokens, crowd: Crowd) -> None:
         self._tokens = tokens
         self.crowd = crowd
-        self._known: dict[str, ApiToken] = {}
-        self._read_at = float("-inf")
-        self._missing = asyncio.Lock()
 
     async def watch(self) -> None:
-        """Read the tokens until the task is cancelled. The last ones count while none can be."""
+        """Read the tokens until the task is cancelled."""
         while True:
-            await self._refresh()
-            await asyncio.sleep(READ_SECONDS)
+            tokens, now = await self._tokens.all(boot_time()), time.time()
+            valid = {each.digest for each in tokens.values() if not each.expired(now)}
+            if ended := self.crowd.keep(valid):
+                log.info("%d connections have ended with their tokens", ended)
+            await asyncio.sleep(FRESH_SECONDS)
 
     async def check(self, text: str) -> ApiToken:
-        """Return the token with this text. Raises :class:`Unauthorized`."""
-        token = self._find(text)
-        if token is None:
-            # It may have been created a moment ago. All that wait share one reading.
-            asked_at = time.monotonic()
-            async with self._missing:
-                if self._read_at < asked_at:
-                    await asyncio.sleep(max(0.0, self._read_at + MISS_SECONDS - asked_at))
-                    await self._refresh()
-            token = self._find(text)
+        """Return the token with this text. Raises :class:`Unauthorized` or :class:`StoreError`."""
+        token, name = None, name_in(text)
+        if name is not None:
+            # Machines reach the tensors servers during an outage of the ledger, too.
+            token = await self._tokens.find(name, lambda one: one.opened_by(text), outdated=True)
         if token is None:
             raise Unauthorized("the token is wrong or was revoked")
         if token.scope is not Scope.JOIN:
@@ -151,21 +142,6 @@ class Guests:
         if token.expired(time.time()):
             raise Unauthorized("the token has expired")
         return token
-
-    def _find(self, text: str) -> ApiToken | None:
-        token = self._known.get(name_in(text) or "")
-        return token if token is not None and token.opened_by(text) else None
-
-    async def _refresh(self) -> None:
-        self._read_at = time.monotonic()
-        try:
-            self._known = await asyncio.to_thread(self._tokens.all)
-        except StoreError as error:
-            log.warning("the tokens can't be read: %s", error)
-        now = time.time()
-        valid = {each.digest for each in self._known.values() if not each.expired(now)}
-        if ended := self.crowd.keep(valid):
-            log.info("%d connections have ended with their tokens", ended)
 
 
 # -- the process -----------------------------------------------------------------------------------
@@ -188,7 +164,7 @@ class Gateway:
 
     def __init__(
         self,
-        tokens: ApiTokens,
+        tokens: KnownTokens,
         tls: ssl.SSLContext,
         services: Mapping[str, str],
         api_socket: Path,
@@ -272,10 +248,14 @@ class Gateway:
             if service not in self._services:
                 raise Unauthorized("there is no such service")
             token = await self._guests.check(text)
+            return token.digest, await self._connect(self._services[service])
         except Unauthorized as error:
             guest[1].write(f"-{error.message}\n".encode())
             raise
-        return token.digest, await self._connect(self._services[service])
+        except (OSError, StoreError):
+            # Without its address, which guests don't need.
+            guest[1].write(b"-the server behind the gateway does not answer\n")
+            raise
 
     async def _serve_guest(self, guest: Stream, digest: str, server: Stream) -> None:
         try:
@@ -319,12 +299,6 @@ async def _until(reader: asyncio.StreamReader, end: bytes) -> bytes:
         raise Unauthorized("the first line is incomplete or too long") from error
 
 
-def services_of(settings: Settings) -> dict[str, str]:
-    """Return the URLs of the servers by name. Raises :class:`SpecError`."""
-    tensors = {tensors_service(at): url for at, url in enumerate(settings.tensors_urls())}
-    return {LEDGER: settings.required("ledger_url"), **tensors}
-
-
 def tls_of(settings: Settings) -> ssl.SSLContext:
     """Return the TLS configuration of the port. Raises :class:`SpecError`."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
@@ -359,11 +333,13 @@ def _reload(context: ssl.SSLContext, settings: Settings) -> None:
 
 
 async def _run(settings: Settings) -> None:
-    tls, services = tls_of(settings), services_of(settings)
+    tls = tls_of(settings)
+    services = {tensors_service(at): url for at, url in enumerate(settings.tensors_urls())}
+    services[LEDGER] = settings.required("ledger_url")
     for url in services.values():
         with contextlib.suppress(StoreError):
             address_of(url)  # names a certificate that is missing at once
-    tokens = ApiTokens(connect(services[LEDGER]))
+    tokens = KnownTokens(ApiTokens(connect(services[LEDGER])))
     api_socket = Path(settings.required("api_socket"))
     gateway = Gateway(tokens, tls, services, api_socket, raise_file_limit())
     port = int(settings.required("join_port"))

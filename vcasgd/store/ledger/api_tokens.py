@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import logging
 import re
 import secrets
 import time
+from collections.abc import Callable, Mapping
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from vcasgd.errors import Conflict, NotFound
+from vcasgd.errors import Conflict, NotFound, StoreError
 from vcasgd.spec.access import Scope
+from vcasgd.steady_time import boot_time
 from vcasgd.store import keys as names
 from vcasgd.store.connection import RedisClient
 
@@ -21,6 +24,11 @@ log = logging.getLogger(__name__)
 MAX_TOKENS = 1000
 #: Seconds over which the uploads with a token are counted, from the first one on.
 UPLOAD_SECONDS = 24 * 3600
+#: Seconds for which all requests to a process share what the ledger contains. A revoked token works
+#: that much longer.
+FRESH_SECONDS = 2.0
+#: The same at least, for tokens that are not among these.
+MISS_SECONDS = 0.1
 #: Bytes of a secret. 256 random bits can't be found by trying, so a plain SHA-256 protects them as
 #: well as a slow password hash would.
 SECRET_BYTES = 32
@@ -148,6 +156,63 @@ class ApiTokens:
             existed, _ = pipe.execute()
         if not existed:
             raise NotFound(f"there is no token {name}", remedy="vcasgd token list shows all")
+
+
+class KnownTokens:
+    """Tokens as of the last reading, which all requests to a process share."""
+
+    def __init__(self, tokens: ApiTokens) -> None:
+        self._tokens = tokens
+        self._lock = asyncio.Lock()
+        #: Start of the last reading, and time of the last change by this process.
+        self._read_at = self._changed_at = float("-inf")
+        self._known: Mapping[str, ApiToken] = {}
+        self._error: StoreError | None = None
+
+    async def find(
+        self, name: str, fits: Callable[[ApiToken], bool], *, outdated: bool = False
+    ) -> ApiToken | None:
+        """Return the token with a name if it fits, also if it has expired.
+
+        Raises :class:`StoreError` while the ledger can't be read, unless the last reading has a
+        token that fits, and may be ``outdated``.
+        """
+        asked_at = boot_time()
+        # One that is missing may have been created a moment ago.
+        for since in (asked_at - FRESH_SECONDS, asked_at):
+            token = (await self.all(since)).get(name)
+            found = token if token is not None and fits(token) else None
+            if self._error is not None and not (outdated and found):
+                raise self._error.with_traceback(None)
+            if found is not None:
+                return found
+        return None
+
+    async def all(self, since: float) -> Mapping[str, ApiToken]:
+        """Return the tokens by name, of a reading that began at ``since`` (boot time) or later."""
+        since = max(since, self._changed_at)
+        if self._read_at < since:
+            async with self._lock:
+                # All that wait share one reading.
+                if self._read_at < since:
+                    await asyncio.sleep(max(0.0, self._read_at + MISS_SECONDS - boot_time()))
+                    await self._read()
+        return self._known
+
+    def expire(self) -> None:
+        """Read the tokens again before the next use, as this process has changed them."""
+        self._changed_at = boot_time()
+
+    async def _read(self) -> None:
+        start = boot_time()
+        try:
+            self._known, self._error = await asyncio.to_thread(self._tokens.all), None
+        except StoreError as error:
+            log.warning("the tokens can't be read: %s", error)
+            self._error = error
+            # Many requests wait for the same answer, so the next one is due after a pause.
+            start = boot_time()
+        self._read_at = start
 
 
 def _read(name: str, row: bytes) -> ApiToken | None:
