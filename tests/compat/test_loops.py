@@ -142,7 +142,7 @@ class Sharpness(torch.optim.Optimizer):
 """
 
 
-def test_the_remedy_names_the_optimizer_in_a_wrapper(tmp_path: Path) -> None:
+def test_the_remedy_names_the_optimizer_that_a_wrapper_steps(tmp_path: Path) -> None:
     loop = own_steps().replace("optimizer.step()", "optimizer.second_step()")
 
     def task_of(session: str) -> Callable[[], Task]:
@@ -153,7 +153,7 @@ def test_the_remedy_names_the_optimizer_in_a_wrapper(tmp_path: Path) -> None:
         simulated(task_of("optimizer"), 1, epochs=1)
 
     assert caught.value.remedy is not None
-    assert "optimizer.base, pass that to the Session" in caught.value.remedy
+    assert "give it the one that a wrapper steps" in caught.value.remedy
     assert simulated(task_of("optimizer.base"), 1, epochs=EPOCHS)["loss"] < 1.8
 
 
@@ -232,7 +232,7 @@ def test_paths_are_those_of_the_script_and_each_worker_has_its_own(
             "make = torch.optim.Adam\n"
             + own_steps("data, 64", "optimizer = make(model.parameters())"),
             EVALUATION,
-            "without optimizer.step of .*if the loop has made a new optimizer",
+            "without optimizer.step of .*instead of making another",
         ),
     ],
 )

@@ -57,6 +57,10 @@ def kinds(tree: ast.AST) -> Iterator[str]:
                 parts = [*node.args, *(each.value for each in node.keywords)]
         elif isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Store):
             parts = [node.slice]
+        elif isinstance(node, ast.Dict) and node.keys:
+            # Other dictionaries have names with dashes, too.
+            kinds_of_notes = [each for each in node.keys if isinstance(each, ast.Constant)]
+            parts = [each for each in kinds_of_notes if each.value in EVENTS]
         for each in chain.from_iterable(map(ast.walk, parts)):
             text = each.value if isinstance(each, ast.Constant) else None
             if isinstance(text, str) and re.fullmatch(r"[a-z0-9]+(-[a-z0-9]+)+", text):

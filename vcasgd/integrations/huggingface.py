@@ -109,7 +109,6 @@ class TrainerTask(Task):
 
     @property
     def trainer(self) -> Trainer:
-        """The trainer; made at the first use."""
         if self._made is None:
             self._made = trainer = _made_by(self._make_trainer)
             _check(trainer)
@@ -151,7 +150,6 @@ class TrainerTask(Task):
         return model.state_dict().keys() & dict(model.named_buffers()).keys()
 
     def dataset(self, split: str) -> Dataset[Any]:
-        """Return ``train_dataset`` or ``eval_dataset``."""
         name = "train_dataset" if split == "train" else "eval_dataset"
         data = getattr(self.trainer, name)
         if data is None or isinstance(data, dict):
@@ -162,7 +160,6 @@ class TrainerTask(Task):
         return cast("Dataset[Any]", data)
 
     def sampler(self, dataset: Dataset[Any]) -> Any:
-        """Return the trainer's own sampler, such as one by length."""
         return self.trainer._get_train_sampler(dataset)
 
     def collate(self, samples: list[Any]) -> Any:
@@ -189,7 +186,6 @@ class TrainerTask(Task):
         return count if isinstance(count, Tensor) else None
 
     def optimizer(self, parameters: Iterable[nn.Parameter]) -> Optimizer:
-        """Return a new optimizer of the trainer, with its groups of parameters."""
         optimizer = self._new_optimizer(next(iter(parameters)))
         if self._replay is None:
             self._follow_scheduler()
@@ -286,7 +282,6 @@ class TrainerTask(Task):
         return {name: float(value) for name, value in named.items() if name not in _OF_THE_RUN}
 
     def end_after(self, metrics: Sequence[Mapping[str, float]]) -> str | None:
-        """Return why an ``EarlyStoppingCallback`` ends the job."""
         return self.callbacks.stops_after(metrics)
 
 
@@ -330,7 +325,6 @@ class StepCallbacks:
 
     @property
     def names(self) -> list[str]:
-        """The names of the callbacks that run."""
         handler: Any = self._trainer.callback_handler
         return [type(each).__name__ for each in handler.callbacks]
 

@@ -11,7 +11,7 @@ import copy
 import logging
 import warnings
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
-from functools import partial
+from functools import cache, partial
 from operator import getitem
 from typing import Any
 
@@ -136,7 +136,6 @@ class ModuleTask(LoopInThread):
     # -- the loop ------------------------------------------------------------------------------
 
     def run_loop(self) -> None:
-        """Run Lightning's ``fit`` over the batches of the job."""
         made, data = self._make, self._data
         is_made = isinstance(made, LightningModule)
         module: Any = copy.deepcopy(made) if is_made else made(**self._args)
@@ -158,27 +157,25 @@ class ModuleTask(LoopInThread):
         changes = self.gradient_hooks or find_changes(tree, classes=_classes([module, *running]))
         self.clips_itself = own or options["gradient_clip_val"] is not None or bool(changes)
         self.hooks = hooks_of(module, running)
-        source = module if datamodule is None else datamodule
-        self._loaders = _Loaders(source)
+        source: Any = module if datamodule is None else datamodule
+        train, validation = source.train_dataloader, source.val_dataloader
+        #: The loader of the module, or of its data.
+        self.train_loader = cache(partial(_checked, train, "train_dataloader"))
+        self._validation_loader = partial(_checked, validation, "val_dataloader")
         _replace(source, "train_dataloader", lambda: self._train_loader(module))
         _replace(source, "val_dataloader", lambda: self._validation)
         self._trainer.fit(module, datamodule=datamodule)
 
     def load_data(self) -> None:
-        """Make the loaders, after the data is set up."""
         if self._dataset is not None:
             return
-        loader = self._loaders.train()
-        train, validation = data_of(loader), evaluation_data_of(self._loaders.validation())
+        loader = self.train_loader()
+        train, validation = data_of(loader), evaluation_data_of(self._validation_loader())
         self.set_data(train.dataset, train.batch_size, train.collate, train.sampler)
         self.use_loader_settings(loader)
         self._validation.data = validation
         self.evaluation_batch_size = validation.batch_size
         self._evaluation_collate = validation.collate
-
-    def train_loader(self) -> DataLoader[Any]:
-        """Return the loader of the module, or of its data."""
-        return self._loaders.train()
 
     def _train_loader(self, module: LightningModule) -> BatchLoader | DataLoader[Any]:
         """Return the job's batches to the loop, and to others, such as those who want the length
@@ -186,21 +183,19 @@ class ModuleTask(LoopInThread):
         self.load_data()
         trainer = self.trainer
         if not trainer.job_loop.runs or trainer.batches is not None:
-            return self._loaders.train()
+            return self.train_loader()
         self.set_model(module, as_optimizer(trainer.optimizers))
         trainer.batches = FitBatches(self, trainer, self._accumulate)
         return trainer.batches
 
     @property
     def trainer(self) -> JobTrainer:
-        """Lightning's trainer."""
         assert self._trainer is not None, "the loop has started"
         return self._trainer
 
     # -- the task ------------------------------------------------------------------------------
 
     def dataset(self, split: str) -> Dataset[Any]:
-        """Return the data set of ``train_dataloader`` or ``val_dataloader``."""
         if split == "train":
             return super().dataset(split)
         assert self._validation.data is not None, "the loop has started"
@@ -246,7 +241,6 @@ class ModuleTask(LoopInThread):
         return {_metric(name): float(value) for name, value in logged.items()}
 
     def end_after(self, metrics: Sequence[Mapping[str, float]]) -> str | None:
-        """Return why a callback for early stopping ends the job."""
         return stops_after(self._evaluated, metrics, _metric)
 
 
@@ -265,22 +259,6 @@ class _Validation:
 
     def __iter__(self) -> Iterator[Any]:
         return iter(self.batches)
-
-
-class _Loaders:
-    """The loaders of a module, or of a data module."""
-
-    def __init__(self, source: Any) -> None:
-        self._train, self._validation = source.train_dataloader, source.val_dataloader
-        self._made: DataLoader[Any] | None = None
-
-    def train(self) -> DataLoader[Any]:
-        if self._made is None:
-            self._made = _checked(self._train(), "train_dataloader")
-        return self._made
-
-    def validation(self) -> DataLoader[Any]:
-        return _checked(self._validation(), "val_dataloader")
 
 
 def _classes(objects: Iterable[object]) -> set[str]:
@@ -307,7 +285,8 @@ def _replace(owner: Any, name: str, method: Callable[[], Any]) -> None:
     object.__setattr__(owner, name, method)
 
 
-def _checked(loader: Any, name: str) -> DataLoader[Any]:
+def _checked(make: Callable[[], Any], name: str) -> DataLoader[Any]:
+    loader = make()
     if not isinstance(loader, DataLoader):
         raise _refused(f"{name} that returns a {type(loader).__name__}", "it must be a DataLoader")
     return loader

@@ -77,7 +77,6 @@ _HOOKS = (
 
 
 def hooks_of(module: LightningModule, callbacks: Sequence[Callback]) -> list[str]:
-    """Return the names of a module's own hooks and of callbacks."""
     own = [name for name in _HOOKS if is_overridden(name, module)]
     return [*own, *(type(each).__name__ for each in callbacks)]
 
@@ -120,7 +119,6 @@ def _in_turn(hooks: Sequence[Callable[[], Clip]]) -> Clip:
 def _in_hook(
     code: CodeType, hook: FunctionType, owner: LightningModule | Callback, trainer: Trainer
 ) -> Clip:
-    """Return a call of a hook's code with the hook's variables."""
     module = trainer.lightning_module
     given = [owner] if owner is module else [owner, trainer, module]
     given += [*trainer.optimizers, trainer.gradient_clip_val, trainer.gradient_clip_algorithm]

@@ -211,7 +211,6 @@ class _JobEpochLoop(_TrainingEpochLoop):  # type: ignore[misc]
     """Loop over the batches of an epoch, which the loader ends."""
 
     def update(self, interval: str) -> None:
-        """Call the schedulers."""
         self._update_learning_rates(interval, update_plateau_schedulers=False)
 
     def update_lr_schedulers(self, interval: str, update_plateau_schedulers: bool) -> None:

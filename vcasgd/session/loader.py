@@ -5,7 +5,6 @@ Hooks of the optimizer see the steps, so the loop needs no calls of the session.
 
 from __future__ import annotations
 
-import gc
 import math
 import sys
 from collections.abc import Callable, Iterable, Iterator
@@ -35,7 +34,7 @@ from vcasgd.session.launch import (
 from vcasgd.session.schedules import LoopSchedulers, check_rates, learning_rates
 from vcasgd.session.script import LoopInThread, LoopTask, running_script
 from vcasgd.session.watch import unwatched, watch
-from vcasgd.task.loop_code import changes_after, in_loop, rates_of_epochs
+from vcasgd.task.loop_code import changes_after, count_loops, rates_of_epochs
 from vcasgd.task.place import Place
 
 
@@ -56,8 +55,9 @@ class BatchLoader:
     remainder = -1
     #: Remedy for a batch without a step.
     step_remedy = (
-        "make one step for each batch of session.loader, with an optimizer that the Session got; "
-        "to accumulate gradients over several batches, pass gradient_accumulation_steps and make a "
+        "make one step for each batch of session.loader, with an optimizer that the Session got: "
+        "give it the one that a wrapper steps, and one of all parameters instead of making another "
+        "later; to accumulate gradients, pass gradient_accumulation_steps and make a "
         "step if ends_step of the loader is True"
     )
 
@@ -140,11 +140,10 @@ class BatchLoader:
         if script is not None and not script.started:
             # Without a loop over epochs, one over batches covers all of them.
             self._frame = sys._getframe(1)
-            self._by_epoch = in_loop(self._frame, script.folder)
+            self._by_epoch = count_loops(self._frame, script.folder) > 0
         return seen_by_accelerate(self, self._watched())
 
     def _watched(self) -> Iterator[Any]:
-        """Yield batches while the steps of the loop are watched."""
         with ExitStack() as stack:
             stack.enter_context(watch(self))
             self._hook_steps(stack)
@@ -198,7 +197,6 @@ class BatchLoader:
             task.steps_on_its_own += self._ends_step
 
     def _batches_of_job(self, script: LoopInThread) -> Iterator[Any]:
-        """Yield the batches of an epoch that this worker trains."""
         if self._epoch >= 0:
             self._between_epochs()
         self.wait()
@@ -221,7 +219,7 @@ class BatchLoader:
 
     def _end_part(self) -> None:
         self._check_stepped()
-        self._check_rates()
+        check_rates(self._task, self._optimizer, self._rates)
         assert self._mean is not None
         self._mean += self._finite_loss()
         self._weight = 0.0
@@ -295,37 +293,13 @@ class BatchLoader:
             return
         raise UserCodeError(
             "a batch ended without optimizer.step of the session's optimizer",
-            remedy=f"{self._other_remedy}{self.step_remedy}; to leave bad batches out, set "
-            "on_bad_sample: skip in the job file",
+            remedy=f"{self.step_remedy}; to leave bad batches out, set on_bad_sample: skip in the "
+            "job file",
         )
-
-    @property
-    def _other_remedy(self) -> str:
-        """Remedy if another optimizer may make the steps, or nothing: one that the loop has made
-        later, or one in a wrapper whose own methods make them."""
-        assert self._task.network is not None, "a session has started"
-        inner = {
-            each: name
-            for part in self._parts
-            for name, each in vars(part).items()
-            if isinstance(each, Optimizer)
-        }
-        for name in inner.values():
-            return f"if the loop makes the steps of optimizer.{name}, pass that to the Session; or "
-        trained = {*map(id, self._task.network.parameters())}
-        made = (each for each in gc.get_objects() if issubclass(type(each), Optimizer))
-        others = {*made} - {*self._parts, self._optimizer}
-        if any(trained & {*map(id, trained_by(each))} for each in others):
-            return (
-                "if the loop has made a new optimizer, let the Session have one of all parameters "
-                "instead, for which requires_grad and add_param_group decide what it trains; or "
-            )
-        return ""
 
     # -- losses --------------------------------------------------------------------------------
 
     def note_scaled(self, scaled: Tensor, loss: Tensor, scale: Callable[[], float]) -> None:
-        """Remember which loss a scaler of gradients has scaled, by ``scale()``."""
         self._scaled = scaled, loss, scale
 
     def weighted(self, loss: Tensor) -> Tensor:
@@ -398,7 +372,6 @@ class BatchLoader:
     # -- steps of the optimizer ----------------------------------------------------------------
 
     def makes_steps_of(self, optimizer: Optimizer) -> bool:
-        """Return True if the loop's steps are those of this optimizer."""
         return set(parts_of(optimizer)) <= set(self._parts)
 
     def end_scaled_step(self, *, overflows: bool) -> None:
@@ -467,7 +440,7 @@ class BatchLoader:
             )
         self._steps += 1
         if self._script:
-            self._check_rates()
+            check_rates(self._task, self._optimizer, self._rates)
             if self._loss is not None or not reevaluates(self._optimizer):
                 self._finite_loss()
 
@@ -483,16 +456,12 @@ class BatchLoader:
     def _between_epochs(self) -> None:
         """Undo what the loop has done to the rates between two epochs, if that is replayed."""
         if self._schedulers is None or not self._schedulers.epoch_rates:
-            self._check_rates()
+            check_rates(self._task, self._optimizer, self._rates)
             return
         for part, rates in zip(self._parts, self._rates, strict=True):
             # Those of groups that the loop has added are their own.
             for group, rate in zip(part.param_groups, rates, strict=False):
                 set_options(group, {"lr": rate} if "lr" in group else {})
-
-    def _check_rates(self) -> None:
-        if not self._task.sets_rates:
-            check_rates(self._optimizer, self._rates)
 
 
 def _with_end(batches: Iterable[Any]) -> Iterator[tuple[Any, bool]]:

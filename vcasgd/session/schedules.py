@@ -32,6 +32,7 @@ from vcasgd.learning.optimizers import parts_of
 from vcasgd.learning.rates import set_options
 from vcasgd.task.loop_code import EpochRates
 from vcasgd.task.place import Place
+from vcasgd.task.task import Task
 
 log = logging.getLogger(__name__)
 
@@ -90,7 +91,6 @@ class Replay:
         ]
 
     def restart(self) -> None:
-        """Start again from the first step."""
         for scheduler, state in zip(self._schedulers, self._states, strict=True):
             scheduler.load_state_dict(copy.deepcopy(state))
         self._made, self._present = 0, self._first
@@ -310,11 +310,11 @@ def learning_rates(optimizer: Optimizer) -> list[list[Any]]:
     return [[float(r) if isinstance(r, torch.Tensor) else r for r in each] for each in rates]
 
 
-def check_rates(optimizer: Optimizer, before: list[list[Any]]) -> None:
-    """Raise :class:`UserCodeError` if a loop has changed the rates that there were ``before``."""
+def check_rates(task: Task, optimizer: Optimizer, before: list[list[Any]]) -> None:
+    """Raise :class:`UserCodeError` if a loop that may not has changed the rates of ``before``."""
     # Groups that the loop has added come after the others, with rates of their own.
     pairs = zip(learning_rates(optimizer), before, strict=False)
-    if any(present[: len(rates)] != rates for present, rates in pairs):
+    if not task.sets_rates and any(now[: len(rates)] != rates for now, rates in pairs):
         raise UserCodeError(
             "the loop changed the learning rate, which a job sets for each step",
             remedy="pass schedule=… to the session, a factor for each progress, or compute the "
@@ -323,7 +323,6 @@ def check_rates(optimizer: Optimizer, before: list[list[Any]]) -> None:
 
 
 def check_scheduler(scheduler: Any) -> None:
-    """Raise :class:`SpecError` for a scheduler that follows a metric."""
     if isinstance(scheduler, ReduceLROnPlateau):
         raise SpecError(
             "task: ReduceLROnPlateau can't be used: a step must have the same rate on any worker",
@@ -375,7 +374,6 @@ def _replace_step(scheduler: Any, step: Callable[..., None]) -> None:
 
 
 def options_of(optimizers: Sequence[Optimizer]) -> Options:
-    """Return the present options of all groups, without their parameters."""
     return [_options(group) for each in optimizers for group in each.param_groups]
 
 

@@ -328,7 +328,6 @@ class LoopInThread(LoopTask):
         return _copy(self._first)
 
     def optimizer(self, parameters: Iterable[nn.Parameter]) -> Optimizer:  # noqa: ARG002 - The loop's optimizer has them.
-        """Return the loop's optimizer in its initial state."""
         assert self.user_optimizer is not None, "the loop has started"
         self._reset()
         return self.user_optimizer
@@ -338,7 +337,6 @@ class LoopInThread(LoopTask):
         return ""
 
     def variables(self) -> dict[str, Callable[[], Any]]:
-        """Return the variables of the script's loop, and of its evaluation."""
         return self._variables
 
     def loss(self, model: nn.Module, batch: Any) -> Tensor:
@@ -353,7 +351,6 @@ class LoopInThread(LoopTask):
         return loss
 
     def close(self) -> None:
-        """End the loop at its present batch."""
         if self._thread is None or not self._thread.is_alive():
             return
         self._to_loop.put(_END)
@@ -427,7 +424,6 @@ class LoopInThread(LoopTask):
         self._send(_READY)
 
     def check_evaluation(self) -> None:
-        """Raise :class:`SpecError` if the loop has no evaluation."""
         _ = self.evaluation
 
     def submit(self, loss: Tensor) -> None:

@@ -32,7 +32,7 @@ from vcasgd.session.loader import BatchLoader, loader_over
 from vcasgd.session.schedules import check_rates, ignore_steps, learning_rates, schedule_of
 from vcasgd.session.script import Evaluate, LoopInThread, LoopTask, running_script
 from vcasgd.task.logged import collected
-from vcasgd.task.loop_code import in_loop
+from vcasgd.task.loop_code import count_loops
 
 #: Batches of a script on its own whose order is computed at once.
 BATCHES_AT_ONCE = 1000
@@ -251,7 +251,7 @@ class Session:
                 remedy="call it once for each batch of session.batches",
             )
         self._batch_pending = False
-        self._check_rates()
+        check_rates(self._task, self._optimizer, self._rates)
         if self._script:
             self._script.submit(loss)
         else:
@@ -270,13 +270,9 @@ class Session:
             update(*(self._task, self._optimizer, self._steps, self._precision), closure=closure)
             self._optimizer.zero_grad(set_to_none=True)
 
-    def _check_rates(self) -> None:
-        if not self._task.sets_rates:
-            check_rates(self._optimizer, self._rates)
-
     def _checked(self, source: Iterator[Any]) -> Iterator[Any]:
         script, frame = self._script, sys._getframe(1)
-        if script and not script.started and in_loop(frame, script.folder, repeated=True):
+        if script and not script.started and count_loops(frame, script.folder, repeated=True):
             raise UserCodeError(
                 "session.batches is called in a loop, and its first call covers all epochs of a "
                 "job, so what the loop does between them wouldn't be done",
@@ -287,7 +283,7 @@ class Session:
             self._batch_pending = True
             self._rates = learning_rates(self._optimizer)
             yield batch
-            self._check_rates()
+            check_rates(self._task, self._optimizer, self._rates)
             if self._batch_pending:
                 raise UserCodeError(
                     "a batch ended without session.step",

@@ -45,7 +45,6 @@ class GradientChanges:
     helpers: Sequence[ast.FunctionDef]
 
     def nodes(self) -> Iterator[ast.AST]:
-        """Yield all parts of the statements and the functions."""
         for each in (*self.statements, *self.helpers):
             yield from ast.walk(each)
 
@@ -281,7 +280,6 @@ def _is_all(
 
 
 def _changes_elsewhere(changes: GradientChanges, tree: ast.Module) -> bool:
-    """Return True if other code changes gradients, too."""
     own, derived = {id(node) for node in changes.nodes()}, _derived([tree])
     return any(id(n) not in own and _is_gradient(n, derived) for n in _changed(tree))
 
@@ -405,7 +403,6 @@ def names_in(node: ast.AST, context: type[ast.expr_context]) -> set[str]:
 
 
 def calls_in(nodes: Iterable[ast.AST]) -> set[str]:
-    """Return the names of functions and methods that are called."""
     found = (n for each in nodes for n in ast.walk(each) if isinstance(n, ast.Call))
     return {name for call in found if (name := _name(call))}
 

@@ -142,18 +142,14 @@ def _is_of_user(file: str) -> bool:
 _LOOPS = (ast.For, ast.While)
 
 
-def in_loop(frame: FrameType | None, folder: Path, *, repeated: bool = False) -> bool:
-    """Return True if the code that a frame runs is in a loop, or called from one, in files below
-    ``folder``.
+def count_loops(frame: FrameType | None, folder: Path, *, repeated: bool = False) -> int:
+    """Return the number of loops that a frame runs or was called from, in files below ``folder``.
 
     A loop that is about to start, because its iterator is made, doesn't count, nor does one over a
     single value if ``repeated``.
     """
-    return any(
-        not (repeated and _turns_once(loop, each))
-        for each, around in _places(frame, folder)
-        for loop in _running(around, each.f_lineno)
-    )
+    running = ((each, _running(around, each.f_lineno)) for each, around in _places(frame, folder))
+    return sum(not (repeated and _turns_once(loop, at)) for at, loops in running for loop in loops)
 
 
 def loops_around(frame: FrameType | None, folder: Path) -> list[str]:
@@ -209,11 +205,6 @@ _NOT_MISSED = re.compile(
     r"|close|flush|finish|end(_\w+)?|clean_?up|shutdown|teardown|synchronize|empty_cache|collect"
     r"|eval|no_grad|inference_mode|autocast|barrier|wait_for_everyone|destroy_process_group"
 )
-
-
-def count_loops(frame: FrameType | None, folder: Path) -> int:
-    """Return the number of loops that a frame runs or was called from."""
-    return sum(len(_running(around, each.f_lineno)) for each, around in _places(frame, folder))
 
 
 def not_run(frame: FrameType | None, folder: Path, outer: int) -> str:

@@ -28,6 +28,60 @@ from vcasgd.task.task import Task, source_of
 
 #: Remedy that is always left.
 ALONE = "with workers.max 1, the job trains as one process"
+#: What differs, with its remedy, by the kind of the event that says so.
+_TEXTS = {
+    "code-not-run": "{} and what follows don't run when the job ends the loop; vcasgd download "
+    "fetches the model, the function of session.evaluation can test it, and vcasgd sweep makes a "
+    "job of each setting",
+    "buffers-averaged": "{}: each version has the mean of the workers' values, which is not what "
+    f"whole batches make of these buffers; {ALONE}",
+    "batches-mixed": "{}",
+    "steps-in-turn": "the loop computes gradients after the step of another optimizer, which each "
+    "worker has made with its part of the batch; the smaller the parts, the more that differs: "
+    f"with a larger min_local_batch, fewer workers have larger ones, and {ALONE}",
+    "norm-of-parts": "{} normalizes over a worker's part of the batch; set min_local_batch to "
+    "batch_size, so that one worker trains whole batches, a larger batch_size, or use layers that "
+    "normalize each sample",
+    "clip-approximated": "clip_norm clips the gradient of a worker's part of a batch, at a norm "
+    "that is larger by the root of the number of parts; the gradient of the whole batch is clipped "
+    f"with the default rule and encoding in a model of at most {MAX_FLOATS:,} numbers whose rounds "
+    f"have one step, and {ALONE}",
+    "loop-clips": f"{{}}; {ALONE}",
+    "momentum-starts-again": "a worker that joins later has gathered its momentum after a few "
+    "steps, as when training starts",
+    "state-starts-again": "a worker that joins later starts with an empty state of {}, as after a "
+    "restart; a single Adam or AdamW of torch.optim takes over the second moments of other workers",
+    "own-values": "each worker has its own {}, which the code changes from batch to batch, and a "
+    "new worker starts again; count by global_step and epoch of the job, and keep tensors, which "
+    "travel",
+    "own-data": "each worker makes the loop's calls of {} for itself, so workers may have "
+    "different data; let set_epoch of the data set, which gets the epoch, do that",
+    "hooks-on-workers": "each worker runs {} for its own batches: what they keep is the worker's "
+    "own, and starts again with a new worker; keep tensors in the model, whose buffers travel",
+}
+#: Texts of "batches-mixed": of a sampler, and of an optimizer that takes samples that are alike for
+#: larger gradients.
+_OWN_BATCHES = (
+    "the sampler has batches of its own, and a step of several workers has a part of one batch of "
+    "each; set batch: worker, so that each worker trains whole batches, or min_local_batch to "
+    "their size, so that one worker trains"
+)
+_ALIKE = (
+    "the samples aren't in a random order, so successive ones, of which each worker has its own, "
+    "may be alike, and {} takes that for larger gradients; shuffle them, or set batch: worker, so "
+    "that each worker trains whole batches"
+)
+#: Texts of "loop-clips".
+_CLIPS_PARTS = (
+    "the loop clips the gradient of a worker's part of a batch, at a norm that is larger by the "
+    "root of the number of parts; the gradient of the whole batch is clipped in a model of at most "
+    f"{MAX_FLOATS:,} numbers"
+)
+_CHANGES_PARTS = (
+    "backward functions, hooks or the loop get the gradient of a worker's part of a batch: what "
+    "they change in proportion to it is as in one process, and what they clamp, normalize, or add "
+    "isn't"
+)
 
 
 def approximations(
@@ -51,76 +105,46 @@ def approximations(
     successive samples may be alike. ``in_turn``: a loop computes gradients after the step of
     another optimizer. ``normalized`` is a layer that normalizes over what workers share.
     """
-    unrun = {}
-    if isinstance(task, LoopInThread) and task.not_run:
-        unrun["code-not-run"] = (
-            f"{task.not_run} and what follows don't run when the job ends the loop; vcasgd "
-            "download fetches the model, the function of session.evaluation can test it, and "
-            "vcasgd sweep makes a job of each setting"
-        )
-    if spec.workers.max == 1:
-        return unrun
-    adams = any(steps_as(part, Adam, AdamW) for part in parts_of(optimizer))
-    misled = name_of(optimizer) if alike and adams and not layout.gradients else None
-    found = (
-        unrun
-        | _of_parts(undivided, mixes=mixes, misled=misled, in_turn=in_turn, normalized=normalized)
-        | _of_clips(task, layout, module, optimizer)
-    )
-    names = [*(each.name for each in layout.entries), *(each.name for each in layout.base)]
-    travelling = {*layout.beside, *(name.rpartition(".")[2] for name in names)}
-    if spec.keeps_optimizer and not second_moments.count(optimizer) and _has_state(optimizer):
-        found |= _lost_state(optimizer)
-    if values := own_values(
-        [task.source(), *sources_of(module)], travelling, task.loops, task.repeated_code
-    ):
-        found["own-values"] = (
-            f"each worker has its own {', '.join(values)}, which the code changes from batch to "
-            "batch, and a new worker starts again; count by global_step and epoch of the job, and "
-            "keep tensors, which travel"
-        )
-    if calls := _changes_of_data(task, dataset):
-        found["own-data"] = (
-            f"each worker makes the loop's calls of {', '.join(calls)} for itself, so workers may "
-            "have different data; let set_epoch of the data set, which gets the epoch, do that"
-        )
-    if task.hooks:
-        found["hooks-on-workers"] = (
-            f"each worker runs {', '.join(task.hooks)} for its own batches: what they keep is the "
-            "worker's own, and starts again with a new worker; keep tensors in the model, whose "
-            "buffers travel"
-        )
-    return found
+    found: dict[str, Any] = {"code-not-run": task.not_run if isinstance(task, LoopInThread) else ""}
+    if spec.workers.max > 1:
+        adams = any(steps_as(part, Adam, AdamW) for part in parts_of(optimizer))
+        misled = alike and adams and not layout.gradients
+        mixed = ((mixes, _OWN_BATCHES), (misled, _ALIKE.format(name_of(optimizer))))
+        names = [*(each.name for each in layout.entries), *(each.name for each in layout.base)]
+        travelling = {*layout.beside, *(name.rpartition(".")[2] for name in names)}
+        sources = [task.source(), *sources_of(module)]
+        values = own_values(sources, travelling, task.loops, task.repeated_code)
+        found |= {
+            "buffers-averaged": ", ".join(undivided),
+            "batches-mixed": "; ".join(text for holds, text in mixed if holds),
+            "steps-in-turn": in_turn,
+            "norm-of-parts": normalized,
+            "clip-approximated": task.clip_norm is not None and not layout.gradients,
+            "loop-clips": _clipped(task, layout, module, optimizer),
+            **_lost_state(spec, optimizer),
+            "own-values": ", ".join(values),
+            "own-data": ", ".join(_changes_of_data(task, dataset)),
+            "hooks-on-workers": ", ".join(task.hooks),
+        }
+    return {kind: _TEXTS[kind].format(what) for kind, what in found.items() if what}
 
 
-def _of_clips(
-    task: Task, layout: Layout, module: nn.Module, optimizer: Optimizer
-) -> dict[str, str]:
-    """Return what clipping does differently from that of a whole batch's gradient."""
-    found = {}
-    if task.clip_norm is not None and not layout.gradients:
-        found["clip-approximated"] = (
-            "clip_norm clips the gradient of a worker's part of a batch, at a norm that is larger "
-            "by the root of the number of parts; the gradient of the whole batch is clipped with "
-            f"the default rule and encoding in a model of at most {MAX_FLOATS:,} numbers whose "
-            f"rounds have one step, and {ALONE}"
-        )
+def _clipped(task: Task, layout: Layout, module: nn.Module, optimizer: Optimizer) -> str:
     if task.clips_itself and not layout.gradients:
-        found["loop-clips"] = (
-            "the loop clips the gradient of a worker's part of a batch, at a norm that is larger "
-            "by the root of the number of parts; the gradient of the whole batch is clipped in a "
-            f"model of at most {MAX_FLOATS:,} numbers, and {ALONE}"
-        )
-    elif _hooks_gradients(task, layout, module, optimizer) or (
+        return _CLIPS_PARTS
+    if _hooks_gradients(task, layout, module, optimizer) or (
         task.makes_steps and _uses_gradients(task, repeats=layout.gradients)
     ):
-        found["loop-clips"] = (
-            "backward functions, hooks or the loop get the gradient of a worker's part of a "
-            "batch: what they change in proportion to it is as in one process, and what they "
-            "clamp, normalize, or add isn't; "
-            f"{ALONE}"
-        )
-    return found
+        return _CHANGES_PARTS
+    return ""
+
+
+def _lost_state(spec: JobSpec, optimizer: Optimizer) -> dict[str, str]:
+    """Return what a new worker lacks. Momentum is no reason for another optimizer."""
+    if not spec.keeps_optimizer or second_moments.count(optimizer) or not _has_state(optimizer):
+        return {}
+    momentum = all(steps_as(part, SGD) for part in parts_of(optimizer))
+    return {"momentum-starts-again" if momentum else "state-starts-again": name_of(optimizer)}
 
 
 def _uses_gradients(task: Task, *, repeats: bool) -> bool:
@@ -195,71 +219,6 @@ def _operand(node: ast.AST) -> ast.AST | None:
         case ast.Call() if not _UNEVEN.fullmatch(ast.unparse(node.func).rpartition(".")[2]):
             return None
     return node if isinstance(node, ast.Compare | ast.Call) else None
-
-
-def _of_parts(
-    undivided: Sequence[str],
-    *,
-    mixes: bool,
-    misled: str | None,
-    in_turn: bool,
-    normalized: str | None,
-) -> dict[str, str]:
-    """Return what parts of a batch do differently from the whole.
-
-    ``misled`` is an optimizer that takes samples that are alike for larger gradients.
-    """
-    found = {}
-    if undivided:
-        found["buffers-averaged"] = (
-            f"{', '.join(undivided)}: each version has the mean of the workers' values, which is "
-            f"not what whole batches make of these buffers; {ALONE}"
-        )
-    mixed = []
-    if mixes:
-        mixed.append(
-            "the sampler has batches of its own, and a step of several workers has a part of one "
-            "batch of each; set batch: worker, so that each worker trains whole batches, or "
-            "min_local_batch to their size, so that one worker trains"
-        )
-    if misled is not None:
-        mixed.append(
-            "the samples aren't in a random order, so successive ones, of which each worker has "
-            f"its own, may be alike, and {misled} takes that for larger gradients; shuffle them, "
-            "or set batch: worker, so that each worker trains whole batches"
-        )
-    if mixed:
-        found["batches-mixed"] = "; ".join(mixed)
-    if in_turn:
-        found["steps-in-turn"] = (
-            "the loop computes gradients after the step of another optimizer, which each worker "
-            "has made with its part of the batch; the smaller the parts, the more that differs: "
-            f"with a larger min_local_batch, fewer workers have larger ones, and {ALONE}"
-        )
-    if normalized is not None:
-        found["norm-of-parts"] = (
-            f"{normalized} normalizes over a worker's part of the batch; set min_local_batch to "
-            "batch_size, so that one worker trains whole batches, a larger batch_size, or use "
-            "layers that normalize each sample"
-        )
-    return found
-
-
-def _lost_state(optimizer: Optimizer) -> dict[str, str]:
-    """Return the note of what a new worker lacks. Momentum is no reason for another optimizer."""
-    found = {}
-    if all(steps_as(part, SGD) for part in parts_of(optimizer)):
-        found["momentum-starts-again"] = (
-            "a worker that joins later has gathered its momentum after a few steps, as when "
-            "training starts"
-        )
-    else:
-        found["state-starts-again"] = (
-            "a worker that joins later starts with an empty state of "
-            f"{name_of(optimizer)}, as after a restart; a single Adam or AdamW of torch.optim "
-            "takes over the second moments of other workers"
-        )
-    return found
 
 
 def sources_of(module: nn.Module) -> list[str]:
