@@ -84,6 +84,15 @@ def test_a_slow_worker_takes_fewer_samples(seconds: tuple[float, ...], size: flo
     assert batch.size == pytest.approx(size)
 
 
+@pytest.mark.parametrize("seconds", [0.1, 0.5, 2.0])
+def test_a_worker_that_is_alone_trains_whole_batches(seconds: float) -> None:
+    batch = trained(32, 1)
+
+    batch.follow(1, 1, 32.0, seconds)
+
+    assert batch.size == 32
+
+
 def test_speed_is_known_when_the_number_of_workers_has_changed() -> None:
     batch = trained(32, 4, 1.0)
 

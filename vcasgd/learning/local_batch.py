@@ -101,7 +101,8 @@ class LocalBatch:
             # then the batches of all shrink by the same factor, and stay equal.
             self.size = self._bounded(self._job_batch / workers)
             return
-        size = self.size * self._speed_change(step_seconds)
+        # A worker that is alone trains whole batches, whatever a step takes.
+        size = self.size * (self._speed_change(step_seconds) if workers > 1 else 1.0)
         self.size = self._bounded(size * self._job_batch / total if total > 0 else size)
 
     def _speed_change(self, target: float) -> float:
