@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from vcasgd.parameter_server.main import NodeGauges
 from vcasgd.store.connection import RedisClient, connect
+from vcasgd.store.quotas import NodeGauges
 
 
 def test_gauges_of_a_node(tensors: RedisClient) -> None:

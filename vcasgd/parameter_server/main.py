@@ -18,7 +18,6 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import chain
 from types import FrameType
-from typing import Any
 
 import torch
 
@@ -49,7 +48,7 @@ from vcasgd.store.ledger.job import JobRecord
 from vcasgd.store.ledger.jobs import Jobs
 from vcasgd.store.ledger.leases import LostWorkers
 from vcasgd.store.ledger.servers import Servers, node_name
-from vcasgd.store.quotas import MemoryQuota, Watchdog, read_gauges
+from vcasgd.store.quotas import MemoryQuota, NodeGauges, Watchdog
 from vcasgd.store.tensors.updates import Arrivals, wait_for_entries
 from vcasgd.threads import Background, DaemonThreads
 
@@ -74,54 +73,6 @@ WAITING_SECONDS = 0.1
 MAX_READS = 2
 #: Seconds between two looks at a part of the keys, for the quota of memory.
 MEASURE_SECONDS = 1.0
-#: Shortest period for a rate; rates over less are too noisy.
-RATE_SECONDS = 1.0
-
-
-class NodeGauges:
-    """Gauges of a tensors server, and the publication rate of its parameter server."""
-
-    def __init__(self, tensors: RedisClient, clock: Callable[[], float] = time.monotonic) -> None:
-        self._tensors = tensors
-        self._clock = clock
-        self._counted_at = clock()
-        self._counts: Mapping[str, int] = {}
-        self._rate = 0.0
-        self._last: dict[str, Any] = {}
-        self._read_at = float("-inf")
-
-    def read(self, streams: Mapping[str, str], publications: Mapping[str, int]) -> dict[str, Any]:
-        """Return the gauges as JSON values, at most a second old. Both arguments are by job.
-
-        If the tensors server does not answer or denies access, only the rate is returned.
-        """
-        # A server describes itself at length, and heartbeats are more frequent.
-        same = self._last.get("queued", {}).keys() == streams.keys()
-        if same and self._clock() - self._read_at < RATE_SECONDS:
-            return self._last
-        self._last = self._read(streams, publications)
-        self._read_at = self._clock()
-        return self._last
-
-    def _read(self, streams: Mapping[str, str], publications: Mapping[str, int]) -> dict[str, Any]:
-        rate = {"publications_per_second": self._publication_rate(publications)}
-        try:
-            gauges = read_gauges(self._tensors).model_dump(exclude={"unreplicated_since"})
-            with self._tensors.pipeline() as pipe:
-                for stream in streams.values():
-                    pipe.xlen(stream)
-                queued = dict(zip(streams, pipe.execute(), strict=True))
-        except StoreError:
-            return rate
-        return {**gauges, **rate, "queued": queued}
-
-    def _publication_rate(self, publications: Mapping[str, int]) -> float:
-        seconds = self._clock() - self._counted_at
-        if seconds >= RATE_SECONDS:
-            new = sum(count - self._counts.get(job, 0) for job, count in publications.items())
-            self._rate = new / seconds
-            self._counted_at, self._counts = self._clock(), publications
-        return self._rate
 
 
 @dataclass(frozen=True)

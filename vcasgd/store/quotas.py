@@ -10,7 +10,8 @@ import logging
 import threading
 import time
 from collections import Counter
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
+from typing import Any
 
 from vcasgd.errors import StoreError, StoreUnavailable
 from vcasgd.limits import MAX_ENTRIES, MAX_SHARE_BESIDE_OTHERS
@@ -26,6 +27,8 @@ log = logging.getLogger(__name__)
 GRACE_SECONDS = 60.0
 #: Bytes of a chunk of an update that arrives: it is buffered before it becomes a string.
 CHUNK_ROOM = 2 << 20
+#: Shortest period for a rate; rates over less are too noisy.
+RATE_SECONDS = 1.0
 #: Seconds between two probes of a :class:`Watchdog`.
 PROBE_SECONDS = 1.0
 
@@ -141,6 +144,52 @@ def read_gauges(client: RedisClient) -> ServerGaugesView:
         operations_per_second=float(stats["instantaneous_ops_per_sec"]),
         replicas=int(replication.get("connected_slaves") or 0),
     )
+
+
+class NodeGauges:
+    """Gauges of a tensors server, and the publication rate of its parameter server."""
+
+    def __init__(self, tensors: RedisClient, clock: Callable[[], float] = time.monotonic) -> None:
+        self._tensors = tensors
+        self._clock = clock
+        self._counted_at = clock()
+        self._counts: Mapping[str, int] = {}
+        self._rate = 0.0
+        self._last: dict[str, Any] = {}
+        self._read_at = float("-inf")
+
+    def read(self, streams: Mapping[str, str], publications: Mapping[str, int]) -> dict[str, Any]:
+        """Return the gauges as JSON values, at most a second old. Both arguments are by job.
+
+        If the tensors server does not answer or denies access, only the rate is returned.
+        """
+        # A server describes itself at length, and heartbeats are more frequent.
+        same = self._last.get("queued", {}).keys() == streams.keys()
+        if same and self._clock() - self._read_at < RATE_SECONDS:
+            return self._last
+        self._last = self._read(streams, publications)
+        self._read_at = self._clock()
+        return self._last
+
+    def _read(self, streams: Mapping[str, str], publications: Mapping[str, int]) -> dict[str, Any]:
+        rate = {"publications_per_second": self._publication_rate(publications)}
+        try:
+            gauges = read_gauges(self._tensors).model_dump(exclude={"unreplicated_since"})
+            with self._tensors.pipeline() as pipe:
+                for stream in streams.values():
+                    pipe.xlen(stream)
+                queued = dict(zip(streams, pipe.execute(), strict=True))
+        except StoreError:
+            return rate
+        return {**gauges, **rate, "queued": queued}
+
+    def _publication_rate(self, publications: Mapping[str, int]) -> float:
+        seconds = self._clock() - self._counted_at
+        if seconds >= RATE_SECONDS:
+            new = sum(count - self._counts.get(job, 0) for job, count in publications.items())
+            self._rate = new / seconds
+            self._counted_at, self._counts = self._clock(), publications
+        return self._rate
 
 
 class Watchdog(threading.Thread):
