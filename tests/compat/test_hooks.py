@@ -94,11 +94,17 @@ def plain_loop(made: str, scheduled: str, *, by_epoch: bool = False) -> Callable
     return loop
 
 
+@pytest.fixture
+def rates(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """Rates that a loop adds to those of its task."""
+    found: list[float] = []
+    monkeypatch.setattr(FewPoints, "rates", found, raising=False)
+    return found
+
+
 def test_a_new_worker_knows_the_scheduler_after_its_first_step(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, rates: list[float]
 ) -> None:
-    rates: list[float] = []
-    monkeypatch.setattr(FewPoints, "rates", rates, raising=False)
     note = "task.rates.append(optimizer.param_groups[0]['lr'])"
     task = loop(tmp_path, SGD, f"{LR}StepLR(optimizer, 1, 0.5)", note, "scheduler.step()")
 
@@ -110,11 +116,9 @@ def test_a_new_worker_knows_the_scheduler_after_its_first_step(
 
 @pytest.mark.parametrize("dropped", [1, 63])
 def test_a_scheduler_has_the_steps_of_the_loop(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dropped: int
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rates: list[float], dropped: int
 ) -> None:
     # Given a loader that drops the last batch of an epoch, whose samples count in a job
-    rates: list[float] = []
-    monkeypatch.setattr(FewPoints, "rates", rates, raising=False)
     monkeypatch.setattr(FewPoints, "samples", 256 + dropped)
     note = "scheduler.step(); task.rates.append(optimizer.param_groups[0]['lr'])"
     scheduler = f"{LR}OneCycleLR(optimizer, 0.4, epochs={EPOCHS}, steps_per_epoch=4)"
@@ -238,11 +242,7 @@ def test_rates_that_follow_one_worker_are_refused(
         simulated(loop(tmp_path, *made, **changes), 2, epochs=EPOCHS)
 
 
-def test_a_scheduler_of_every_few_steps_has_a_remedy(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    rates: list[float] = []
-    monkeypatch.setattr(FewPoints, "rates", rates, raising=False)
+def test_a_scheduler_of_every_few_steps_has_a_remedy(tmp_path: Path, rates: list[float]) -> None:
     note = "task.rates.append(optimizer.param_groups[0]['lr'])"
 
     counted = "(counts := iter(range(99)), {})[1]".format(f"{LR}StepLR(optimizer, 2, 0.5)")
@@ -286,10 +286,8 @@ class Wrapper(torch.optim.Optimizer):
 
 @pytest.mark.parametrize("scheduled", ["optimizer", "optimizer.optimizer"])
 def test_a_scheduler_follows_the_groups_that_two_optimizers_have(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, scheduled: str
+    tmp_path: Path, rates: list[float], scheduled: str
 ) -> None:
-    rates: list[float] = []
-    monkeypatch.setattr(FewPoints, "rates", rates, raising=False)
     note = "task.rates.append(optimizer.optimizer.param_groups[0]['lr'])"
     made = f"Wrapper({SGD})", f"{LR}StepLR({scheduled}, 1, 0.5)"
     task = loop(tmp_path, *made, note, "scheduler.step()", before=WRAPPED)
@@ -301,10 +299,8 @@ def test_a_scheduler_follows_the_groups_that_two_optimizers_have(
 
 
 def test_a_loop_may_set_rates_of_a_group_that_it_has_kept(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, rates: list[float]
 ) -> None:
-    rates: list[float] = []
-    monkeypatch.setattr(FewPoints, "rates", rates, raising=False)
     kept = "(group := optimizer.param_groups[0]) and None"
     by_step = "group['lr'] = 1e-3; task.rates.append(optimizer.param_groups[0]['lr'])"
     task = loop(tmp_path, SGD, kept, f"session.global_step; {by_step}")
@@ -314,11 +310,7 @@ def test_a_loop_may_set_rates_of_a_group_that_it_has_kept(
     assert set(rates) == {1e-3}
 
 
-def test_a_loop_may_set_rates_by_the_epoch_of_the_job(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    rates: list[float] = []
-    monkeypatch.setattr(FewPoints, "rates", rates, raising=False)
+def test_a_loop_may_set_rates_by_the_epoch_of_the_job(tmp_path: Path, rates: list[float]) -> None:
     by_step = "optimizer.param_groups[0]['lr'] = 0.1 * 0.5 ** session.epoch"
     by_step += "; task.rates.append(optimizer.param_groups[0]['lr'])"
     task = loop(tmp_path, SGD, "None", by_step)
