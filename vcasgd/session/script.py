@@ -282,7 +282,7 @@ class LoopInThread(LoopTask):
 
     #: What the loop is called in messages, and the folder of its code.
     name, folder = "the loop", Path()
-    #: Where the first code is that the job doesn't run, and its name; empty without any.
+    #: File, line, and call of the first code that the job doesn't run; empty if it runs all.
     not_run = ""
 
     def __init__(self) -> None:

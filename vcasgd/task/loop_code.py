@@ -208,7 +208,7 @@ _NOT_MISSED = re.compile(
 
 
 def not_run(frame: FrameType | None, folder: Path, outer: int) -> str:
-    """Return where the first code is that a job doesn't run and a user misses, and its name.
+    """Return file, line, and call of the first code that a job doesn't run and a user misses.
 
     ``frame`` runs the loop that the job ends in. Of those around it, the outermost first, ``outer``
     have no part in the job. Empty without such code.

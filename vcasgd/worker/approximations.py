@@ -28,7 +28,7 @@ from vcasgd.task.task import Task, source_of
 
 #: Remedy that is always left.
 ALONE = "with workers.max 1, the job trains as one process"
-#: What differs, with its remedy, by the kind of the event that says so.
+#: Text of each kind of event: the difference, with what was found for ``{}``, and its remedy.
 _TEXTS = {
     "code-not-run": "{} and what follows don't run when the job ends the loop; vcasgd download "
     "fetches the model, the function of session.evaluation can test it, and vcasgd sweep makes a "

@@ -62,7 +62,7 @@ def run_command(
         try:
             output, errors = process.communicate(given, seconds)
         except BaseException:
-            # A script's own commands would otherwise pile up.
+            # On Ctrl+C, too: a script's own commands would otherwise pile up.
             os.killpg(process.pid, signal.SIGKILL)
             raise
     return subprocess.CompletedProcess(argv, process.returncode, output, errors)
