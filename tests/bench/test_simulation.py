@@ -9,6 +9,7 @@ import pytest
 import torch
 from support.compat import Points, plain
 from torch import Tensor, nn
+from torch.nn.utils import parameters_to_vector
 
 import vcasgd
 from vcasgd.errors import SpecError
@@ -193,24 +194,39 @@ def test_simulation_without_machines_is_an_error() -> None:
         simulate([Life(0.0, 10.0)])
 
 
-class FewPoints(Points):
+class Noted(Points):
     batch_size, samples = 8, 50
+
+    def __init__(self) -> None:
+        self.models: list[Tensor] = []
 
     def schedule(self, progress: float) -> float:
         return 1 - progress
 
+    def loss(self, model: nn.Module, batch: Any) -> Tensor:
+        self.models.append(parameters_to_vector(model.parameters()).detach())
+        return super().loss(model, batch)
+
 
 @pytest.mark.parametrize("subtasks", [None, 3], ids=["default subtasks", "three"])
 def test_one_worker_trains_like_an_ordinary_loop(subtasks: int | None) -> None:
-    fields = {"subtasks_per_epoch": subtasks} if subtasks else {}
+    fields, made = {"subtasks_per_epoch": subtasks} if subtasks else {}, []
+
+    def make_task() -> Noted:
+        made.append(Noted())
+        return made[-1]
+
     spec = JobSpec.parse(
         {"name": "points", "task": "t:T", "epochs": 4, "workers": {"max": 1}, **fields}
     )
 
-    outcome = Simulation(spec, FewPoints, Conditions(always(1), 0.1, latency=0.1)).run()
+    outcome = Simulation(spec, make_task, Conditions(always(1), 0.1, latency=0.1)).run()
 
-    expected = plain(FewPoints(), epochs=4, seed=0)["loss"]
+    expected = plain(alone := Noted(), epochs=4, seed=0)["loss"]
     assert outcome.points[-1].metrics["loss"] == pytest.approx(expected, rel=1e-5)
+    # Bit by bit: each step starts from the same model.
+    steps = zip(made[-1].models, alone.models, strict=True)
+    assert all(torch.equal(one, other) for one, other in steps)
 
 
 class Wide(Downhill):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +52,19 @@ class Normalized(FewPoints):
         return nn.Sequential(
             nn.Linear(self.features, 64), nn.BatchNorm1d(64), nn.ReLU(), nn.Linear(64, self.classes)
         )
+
+
+class Written(Normalized):
+    """Adds a digest of the model before each step to a file."""
+
+    def __init__(self, path: str) -> None:
+        self.path = Path(path)
+
+    def loss(self, model: nn.Module, batch: Any) -> Tensor:
+        state = b"".join(each.numpy().tobytes() for each in model.state_dict().values())
+        with self.path.open("a") as file:
+            file.write(f"{sha256(state).hexdigest()}\n")
+        return super().loss(model, batch)
 
 
 class LargeNormalized(Normalized):
@@ -336,6 +350,25 @@ def test_a_part_is_never_smaller_than_it_may_be() -> None:
     batch.measure(10.0)
     batch.follow(1, 8, 128.0, 0.1)
     assert batch.size == 16
+
+
+@pytest.mark.ci
+def test_a_worker_that_is_alone_makes_the_steps_of_a_plain_loop(
+    harness: Harness, tmp_path: Path
+) -> None:
+    """Bit by bit, with the statistics of batches and with Adam's moments."""
+    script(f"import torch; torch.set_num_threads(1); from {__name__} import Written", tmp_path)
+    plainly, path = tmp_path / "plainly", tmp_path / "worker"
+    expected = plain(Written(str(plainly)), 4, 0)["loss"]
+
+    metrics, job = on_workers(harness, tmp_path, "train:Written", 1, args={"path": str(path)})
+
+    assert job.state is JobState.SUCCEEDED, job.reason
+    steps = plainly.read_text().split()
+    # Before them, the worker looks at a few batches.
+    assert path.read_text().split()[-len(steps) :] == steps
+    # Differences that are pushed are rounded.
+    assert metrics["loss"] == pytest.approx(expected, rel=1e-6)
 
 
 @pytest.mark.extended

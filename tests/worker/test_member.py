@@ -42,15 +42,21 @@ def test_second_moments_are_those_of_the_whole_batch() -> None:
 
 
 @pytest.mark.parametrize(
-    ("workers", "fixed", "samples"),
-    [(0, False, 64), (1, False, 3200), (1, True, 64), (2, False, 64)],
-    ids=["nobody yet", "alone", "alone, with push_every", "two"],
+    ("workers", "expected", "fixed", "samples"),
+    [
+        (0, 2, False, 32),
+        (0, 1, False, 3200),
+        (1, 1, False, 3200),
+        (1, 1, True, 64),
+        (2, 1, False, 64),
+    ],
+    ids=["nobody yet", "never another", "alone", "alone, with push_every", "two"],
 )
 def test_a_worker_pushes_less_often_while_it_is_alone(
-    workers: int, fixed: bool, samples: int
+    workers: int, expected: int, fixed: bool, samples: int
 ) -> None:
-    """One that makes 100 local steps in a second, with its batch of 32."""
-    member = Member(32, 1, steps=2, fixed=fixed)
+    """One that makes 100 local steps in a second, with its part of a batch of 32."""
+    member = Member(32, expected, steps=2, fixed=fixed)
     member.measure(0.01)
     member.follow(base_of(workers))
 
@@ -60,14 +66,14 @@ def test_a_worker_pushes_less_often_while_it_is_alone(
 @pytest.mark.parametrize(
     ("exchange", "workers", "keeps", "steps"),
     [
-        (0.05, 1, False, 10),  # a second
+        (0.05, 1, True, 10),  # a second
         (0.2, 1, True, 100),  # ten seconds
         (5.0, 1, True, 100),
         (30.0, 1, True, 300),  # an exchange
         (0.5, 2, False, 2),
     ],
 )
-def test_a_worker_that_is_alone_never_waits_for_a_long_exchange(
+def test_a_worker_that_is_alone_never_waits_for_an_exchange(
     exchange: float, workers: int, keeps: bool, steps: int
 ) -> None:
     """Its steps take 0.1 s."""

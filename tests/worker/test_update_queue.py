@@ -99,6 +99,31 @@ def test_an_update_that_was_lost_starts_over() -> None:
     assert queue.unapplied == 1, "version 5 of the lost history doesn't count"
 
 
+def test_a_snapshot_can_have_an_update_before_its_push_is_acknowledged() -> None:
+    queue = UpdateQueue()
+    update = add(queue, 0, 2)
+
+    report(queue, "applied")
+
+    assert (queue.added, queue.settled, queue.unapplied) == (1, 1, 0)
+    queue.on_accepted(update)
+    queue.on_refused(update, 2)
+    assert (queue.settled, queue.discarded) == (1, 0)
+
+
+def test_an_update_that_came_after_the_question_is_not_lost() -> None:
+    queue = UpdateQueue()
+    update = add(queue, 0, 2)
+    asked = queue.pushed()
+    queue.on_accepted(update)
+
+    queue.on_status(asked, UpdateStatus((5, 1), 99, ["lost"]))
+
+    assert (queue.sent_again, queue.unapplied) == (0, 1)
+    report(queue, "lost")
+    assert queue.sent_again == 1
+
+
 @pytest.mark.parametrize(
     ("position", "rework"),
     [

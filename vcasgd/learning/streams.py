@@ -153,7 +153,8 @@ class Stream(Dataset[Any], SampleOrder):
                 "task: two passes over the iterable data set give different samples, so a sample "
                 "has no number",
                 remedy="shuffle with the global random numbers of Python, NumPy, or torch, or with "
-                "a seed and the epoch that set_epoch gets",
+                "a seed and the epoch that set_epoch gets. A job can't train on data that its own "
+                "training makes, such as a replay buffer",
                 field="task",
             )
 

@@ -288,7 +288,8 @@ class Simulation:
         halves = self._evaluator.halves
         weights = model.followed.bfloat16().float() if halves else model.followed.clone()
         base = Base(weights, model.integers.clone(), version=meta.version, round=meta.round)
-        way = path(meta, worker.stored)
+        adopted = worker.adopted(meta.version, worker.unapplied) is not None
+        way = () if adopted else path(meta, worker.stored)
         worker.fetch(base, (meta.version, meta.token))
         size = weights.numel() * (2 if halves else 4)
         self.outcome.bytes_fetched += size if way is None else sum(step.size for step in way)

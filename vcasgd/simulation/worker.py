@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import math
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from vcasgd.fleet.histories import Life
 from vcasgd.learning.encodings.encoder import Encoder
+from vcasgd.learning.shards import ShardRange
 from vcasgd.learning.vector import counted
 from vcasgd.store.tensors.header import Header
-from vcasgd.worker.interval import Base, continued, encoded_counters, with_counters
+from vcasgd.worker.interval import Base, Trained, continued, encoded_counters, with_counters
 from vcasgd.worker.learner import Learner
 from vcasgd.worker.update_queue import MAX_UNAPPLIED
 
@@ -49,6 +50,9 @@ class SimulatedWorker:
         #: Updates, float32 [floats], from which the next interval continues, with their numbers:
         #: the last one, or all that a worker's own copy has.
         self._own: list[tuple[int, Tensor, Tensor | None]] = []
+        #: Its own copy while it is alone, and the version that will have all of it.
+        self._copy: Base | None = None
+        self._copied = 0
         self.subtask: int | None = None
         #: End of the samples of the subtask that are trained.
         self.position = 0
@@ -92,9 +96,12 @@ class SimulatedWorker:
         assert self.learner is not None
         base, parts = self.fetched, self.learner.cut(1).parts
         self._own = [own for own in self._own if own[0] > self.contained]
-        for _, update, counters in self._own:
-            base = continued(base, update, parts, out=torch.empty(len(base.floats)))
-            base = with_counters(base, self.learner.layout, counters)
+        if (copy := self.adopted(base.version, self.pushed - self.contained)) is not None:
+            base = replace(base, floats=copy.floats, integers=copy.integers, continues=True)
+        else:
+            for _, update, counters in self._own:
+                base = continued(base, update, parts, out=torch.empty(len(base.floats)))
+                base = with_counters(base, self.learner.layout, counters)
         # The shift gives the factor a mean of 1.
         factor = math.exp(self._rng.gauss(-self._jitter * self._jitter / 2, self._jitter))
         seconds = (stop - self.position) * seconds_per_sample * factor / self._speed
@@ -122,6 +129,7 @@ class SimulatedWorker:
             self._encoder = Encoder(learner.spec.update, learner.layout, part)
         encoded = self._encoder.encode(trained.update, last=last)
         counters = counted(learner.layout, interval.base.integers, trained.integers)
+        self._keep_copy(interval, trained, part)
         if member is None or not member.keeps_copy:
             self._own.clear()
         if member is not None and (member.overlaps or member.keeps_copy):
@@ -153,3 +161,23 @@ class SimulatedWorker:
         if trained.stop == learner.plan.size(subtask):
             self.subtask = None
         return header, payload
+
+    def adopted(self, version: int, lacking: int) -> Base | None:
+        """Return the worker's own copy if a version that lacks so many of its updates has nothing
+        else than the others."""
+        return self._copy if version + lacking == self._copied else None
+
+    def _keep_copy(self, interval: SimulatedInterval, trained: Trained, part: ShardRange) -> None:
+        """Keep the model at the end of an interval, if it is the worker's own copy."""
+        learner, base = self.learner, interval.base
+        assert learner is not None
+        member = learner.member
+        self._copy = None
+        alone = member is not None and member.keeps_copy and not member.takes_turns
+        if not alone or not learner.adopts_own_copy:
+            return
+        if not base.continues:
+            self._copied = base.version + len(self._own)
+        floats = torch.empty(len(base.floats))
+        learner.read_part(part, floats)
+        self._copy, self._copied = Base(floats, trained.integers), self._copied + 1

@@ -19,15 +19,16 @@ from vcasgd.worker.interval import Base
 #: Seconds of an interval of a worker that is alone. No other worker changes the model meanwhile, so
 #: it only has to push what it can't afford to lose.
 ALONE_SECONDS = 1.0
-#: Most seconds of work that a lost worker takes with it, unless an exchange takes longer. An
-#: interval of a worker that is alone and keeps its own copy is as long, because each exchange takes
+#: Most seconds of work that a lost worker takes with it, unless an exchange takes longer. With slow
+#: exchanges, an interval of a worker that is alone is as long, because each exchange takes
 #: processors and memory bandwidth from the training.
 MAX_LOST_SECONDS = 10.0
 #: Most local steps of a round that the workers choose themselves. Longer rounds cost too much
 #: quality for the time that they save.
 MAX_STEPS = 16
-#: Seconds of an exchange from which on a worker that is alone keeps its own copy.
-COPY_FROM = 0.1
+#: Seconds from which on an exchange is slow: a worker that is alone makes fewer, and several may
+#: keep copies of their own.
+SLOW_EXCHANGE = 0.1
 #: An exchange of several workers as a multiple of a local step from which on they keep copies of
 #: their own, and the one from which on they don't any more.
 TURNS_FROM, TURNS_UNTIL = 2**0.5, 1.0
@@ -152,10 +153,9 @@ class Member:
     def follow(self, base: Base) -> None:
         """Adapt to the round that made a base."""
         self._facts = facts = base.round
-        self._alone = facts.workers == 1
+        self._alone = (facts.workers or self._workers) == 1
         if self._alone:
-            slow = self.exchange_seconds >= COPY_FROM
-            self.keeps_copy = slow and self._may_run_ahead and not self._gradients
+            self.keeps_copy = self._may_run_ahead and not self._gradients
         else:
             self.keeps_copy = (
                 self._large and not self._fixed and takes_turns(facts, self.keeps_copy)
@@ -335,7 +335,7 @@ class Member:
         if fixed or not self._alone or not self.step_seconds:
             return self._steps
         seconds = ALONE_SECONDS
-        if self.keeps_copy:
+        if self.keeps_copy and self.exchange_seconds >= SLOW_EXCHANGE:
             seconds = max(MAX_LOST_SECONDS, self.exchange_seconds)
         return max(1.0, min(seconds / self.step_seconds, self._most_alone))
 
@@ -372,7 +372,7 @@ def takes_turns(facts: RoundFacts, before: bool) -> bool:
     ``before``: they do so already, so that noise changes nothing.
     """
     step, exchange = facts.step_seconds, facts.exchange_seconds
-    if not step or exchange < COPY_FROM:
+    if not step or exchange < SLOW_EXCHANGE:
         return before and not exchange
     return exchange >= (TURNS_UNTIL if before else TURNS_FROM) * step
 

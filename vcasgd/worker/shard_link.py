@@ -304,7 +304,9 @@ class ShardLink:
         if meta is None or meta.stepped or meta.rollbacks != self.rollbacks:
             return None
         own, (version, token) = self.updates.settled - self.settled, self.version or NO_VERSION
-        return (meta, own) if (meta.version, meta.token) == (version + own, token) else None
+        # The first model is a worker's.
+        same = meta.token == token or version == 0
+        return (meta, own) if same and meta.version == version + own else None
 
     def take(self) -> Meta:
         """Return the description of the fetched snapshot, once; the caller takes its vector."""

@@ -109,6 +109,8 @@ class UpdateQueue:
         #: Guards everything below, and is notified when it changes.
         self._changed = threading.Condition(threading.RLock())
         self._updates: list[QueuedUpdate] = []
+        #: Those that were being pushed when the server was asked last.
+        self._under_way: set[QueuedUpdate] = set()
         self._rework: set[int] = set()
         self._rejected: list[tuple[int, str]] = []
         self._closed = False
@@ -214,9 +216,14 @@ class UpdateQueue:
             self._changed.wait_for(lambda: self._closed, timeout=seconds)
 
     def pushed(self) -> list[QueuedUpdate]:
-        """Return the updates whose outcome can be asked for."""
+        """Return the updates that the server may have, to ask for their outcome.
+
+        One that is being pushed can be in a snapshot before this worker knows that it arrived.
+        """
         with self._changed:
-            return [update for update in self._updates if update.state is not UpdateState.UNSENT]
+            asked = [update for update in self._updates if update.payload or not update.own]
+            self._under_way = {each for each in asked if each.state is UpdateState.UNSENT}
+            return asked
 
     def names_before(self, update: QueuedUpdate) -> list[str]:
         """Return the names of own updates that were submitted before one and aren't applied."""
@@ -286,7 +293,8 @@ class UpdateQueue:
         """Record that the update is in the stream."""
         assert update.payload is not None
         with self._changed:
-            update.state = UpdateState.SENT
+            if update.state is UpdateState.UNSENT:
+                update.state = UpdateState.SENT
             self.sent += 1
             self.sent_bytes += len(update.payload)
             self._changed.notify_all()
@@ -295,6 +303,8 @@ class UpdateQueue:
         """Record that the update doesn't continue its subtask, which is at sample ``position``;
         −1 if the whole subtask is applied."""
         with self._changed:
+            if update.state is UpdateState.APPLIED:
+                return
             if position < 0:
                 # This update may be a part of that, so it is kept until the replicas have it.
                 update.state = UpdateState.SENT
@@ -334,7 +344,7 @@ class UpdateQueue:
     # -- outcome of sent updates -------------------------------------------------------------------
 
     def on_status(self, updates: Sequence[QueuedUpdate], status: UpdateStatus) -> None:
-        """Record what the server reports about ``updates``, in the same order."""
+        """Record what the server reports about the last ones that were :meth:`pushed`."""
         with self._changed:
             for update, outcome in zip(updates, status.outcomes, strict=True):
                 if outcome == "applied":
@@ -342,6 +352,8 @@ class UpdateQueue:
                         if update.own:
                             self.delays.append(time.monotonic() - update.submitted_at)
                         self._drop(update)
+                elif update in self._under_way:
+                    continue  # It may have come after the question.
                 elif outcome == "lost":
                     self._on_lost(update)
                 elif outcome.startswith("rejected:"):
@@ -350,6 +362,7 @@ class UpdateQueue:
                     self._rework.add(update.subtask)
                 else:
                     update.state = UpdateState.SENT
+            self._under_way.clear()
             self._changed.notify_all()
 
     def _on_lost(self, update: QueuedUpdate) -> None:
