@@ -137,7 +137,12 @@ def read(path: Path = RESULTS) -> dict[Run, Row]:
 def append(run: Run, outcome: dict[str, Any], path: Path = RESULTS) -> Row:
     """Store the outcome of a run as one line."""
     fields = job_fields(run.task)
-    versions = {"python": platform.python_version(), "torch": torch.__version__}
+    # Sums are rounded otherwise with other instructions, and long trainings end otherwise.
+    versions = {
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "instructions": torch.backends.cpu.get_cpu_capability(),
+    }
     settings = {"epochs": fields["epochs"], "args": fields["args"]}
     if run.asynchronous:
         spec = job_spec(run, fields)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future
 from functools import partial
@@ -43,7 +44,7 @@ class Trainee:
         self.exchange.begin(subtask, 0, pair.world.plan.size(subtask), 1)
         self.exchange.refresh(again=True)
         self.model = torch.empty(0)
-        self.position = self.pushes = 0
+        self.position, self.pushes, self.pushed_at = 0, 0, 0.0
 
     @property
     def copy(self) -> OwnCopy:
@@ -92,6 +93,7 @@ class Trainee:
             out[:].copy_(part.of(self.model))
 
         headers = {shard: {**fields, "start": start} for shard, start in starts.items()}
+        self.pushed_at = time.monotonic()
         self.copy.push(headers, 0, read, torch.zeros(1).long(), last=True)
 
     def train(self, samples: int) -> None:
@@ -157,17 +159,38 @@ def commit(job: ShardPair) -> Callable[..., None]:
 def test_a_worker_that_is_alone_fetches_nothing(
     job: ShardPair, worker: Trainee, commit: Callable[..., None]
 ) -> None:
-    fetched = set()
+    fetched = {worker.fetched}
     for number in range(1, 5):
         worker.train(2)
         commit(worker)
         worker.await_versions(number)
         fetched.add(worker.fetched)
 
-    # The first version of a parameter server is fetched, because it may have another origin.
     assert len(fetched) == 1
     assert torch.equal(worker.model, job.world.delta(0, 0, 8))
     assert torch.equal(job.published(), worker.model)
+
+
+def test_a_step_that_is_longer_than_an_exchange_does_not_count(
+    worker: Trainee, commit: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Given a step that goes on when the second exchange has ended
+    monkeypatch.setattr(shard_link, "COMMIT_WAIT_SECONDS", 3.0)
+    worker.train(2)
+    commit(worker)
+    worker.await_versions(1)
+    assert worker.copy.take_exchange_seconds() is not None
+    worker.train(2)
+    commit(worker)
+    await_truth(lambda: all(link.sees_newer for link in worker.exchange))
+    ended, steps = time.monotonic(), time.monotonic() + 0.2
+    await_truth(lambda: time.monotonic() > steps)
+
+    worker.await_versions(2)
+
+    seconds = worker.copy.take_exchange_seconds()
+    assert seconds is not None
+    assert seconds < ended - worker.pushed_at
 
 
 def test_a_worker_that_is_alone_keeps_no_base(

@@ -228,6 +228,8 @@ class OwnCopy:
         # Another one under way would be measured, too.
         if fields and self._turn is None:
             self._turn = Turn(tuple(fields), time.monotonic())
+        # At once: the next step may take much longer than the exchange.
+        self.follow()
 
     def _encode(self, link: ShardLink, difference: Difference, *, last: bool) -> EncodedVector:
         vector = link.with_vector_slot(difference.compute)
@@ -238,7 +240,8 @@ class OwnCopy:
         turn = self._turn
         if turn is None or any(self._links[shard].lacks_last for shard in turn.shards):
             return
-        seconds = time.monotonic() - turn.started_at
+        answered_at = max(self._links[shard].answered_at for shard in turn.shards)
+        seconds = max(0.0, answered_at - turn.started_at)
         self._exchanged, self._turn = seconds * len(self._links) / len(turn.shards), None
 
     def take_exchange_seconds(self) -> float | None:

@@ -129,8 +129,8 @@ class ShardLink:
         self.rollbacks = self.restorations = 0
         #: When the version was published, by the clock of its server.
         self.published_at = 0.0
-        #: When the server was asked last, by :func:`time.monotonic`.
-        self.asked_at = 0.0
+        #: When the server was asked last, and when it answered, by :func:`time.monotonic`.
+        self.asked_at = self.answered_at = 0.0
         #: Why the last request failed; None if it succeeded.
         self.last_error: StoreError | None = None
         #: Answer to the last poll, if it describes a snapshot that isn't fetched yet.
@@ -335,6 +335,7 @@ class ShardLink:
     def _make(self, call: Callable[[], Any], answer: Future[Any]) -> None:
         try:
             result = call()
+            self.answered_at = time.monotonic()
         except TRANSIENT as error:
             self.last_error = error
             answer.set_result(None)
