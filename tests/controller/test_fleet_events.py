@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from support.controllers import Cloud, Controllers
 from support.fleet_records import NOW, PACKAGE, events_of, job_spec
-from support.waiting import PATIENCE
+from support.waiting import PATIENCE, await_truth
 
 from vcasgd.controller.fleet.cloud_cache import LAUNCH_UNLISTED_SECONDS, NEVER_APPEARED
 from vcasgd.controller.fleet.cloud_calls import BACKOFF_SECONDS
@@ -25,6 +25,7 @@ from vcasgd.store.keys import MACHINES
 from vcasgd.store.ledger.api_tokens import ApiTokens
 from vcasgd.store.ledger.control import Control
 from vcasgd.store.ledger.jobs import Jobs
+from vcasgd.worker_names import worker_name
 
 
 def submit(
@@ -309,6 +310,48 @@ def test_machine_that_a_job_has_given_up_is_not_its_loss(
 
     # Then the job has lost nothing
     assert (jobs.get(job).kills, events_of(jobs, job, "worker-killed")) == (0, [])
+
+
+def test_machine_that_an_earlier_controller_ended_is_no_loss(
+    controllers: Controllers, jobs: Jobs
+) -> None:
+    # Given a machine that is ended while it works for a job, because of its worker
+    job, cloud = submit(jobs), Cloud(1)
+    loop, (one,) = controllers.run_with(cloud, 1)
+    jobs.workers.quarantine(job, worker_name(one.id, job), "its updates are wrong")
+    loop.round()
+    await_truth(lambda: not cloud.machines())
+
+    # When another controller is the first one to see that it is gone
+    controllers.start(cloud).round()
+
+    # Then the job has lost nothing
+    assert (jobs.get(job).kills, events_of(jobs, job, "worker-killed")) == (0, [])
+    timeline = jobs.timelines(job)[one.id]
+    assert (timeline["lost"], timeline["reason"]) == (False, "its worker is in quarantine")
+
+
+def test_machine_that_did_not_end_can_be_lost_later(controllers: Controllers, jobs: Jobs) -> None:
+    # Given a machine that was to be ended, as nothing used it, and went on
+    job, cloud = submit(jobs), Cloud(1)
+    loop, (one,) = controllers.run_with(cloud, 1)
+    jobs.cancel(job)
+    cloud.ends = False
+
+    def asked() -> bool:
+        controllers.ahead += controllers.settings.idle_seconds
+        return bool(cloud.asked)
+
+    controllers.run(loop, asked)
+
+    # When another job uses it, and it is lost
+    job = submit(jobs)
+    controllers.run(loop, lambda: worker_name(one.id, job) in cloud.workers())
+    cloud.take(one.id)
+    loop.round()
+
+    assert jobs.get(job).kills == 1
+    assert jobs.timelines(job)[one.id]["lost"]
 
 
 def test_new_ledger_gets_no_machines_of_launches_before_it(

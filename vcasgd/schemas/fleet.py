@@ -174,6 +174,9 @@ class Machine(Schema):
     pool_removed: bool = Field(
         default=False, description="True if its pool is not in the pools file any more."
     )
+    ending: str | None = Field(
+        default=None, description="Reason why the controller ends it, of a machine it ends."
+    )
     problem: str | None = Field(
         default=None,
         description="Reason why it can't be ended, of a machine whose pool was removed. It may "

@@ -2253,6 +2253,11 @@ export interface components {
              */
             pool_removed: boolean;
             /**
+             * Ending
+             * @description Reason why the controller ends it, of a machine it ends.
+             */
+            ending: string | null;
+            /**
              * Problem
              * @description Reason why it can't be ended, of a machine whose pool was removed. It may still run and cost money.
              */

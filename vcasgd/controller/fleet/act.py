@@ -133,6 +133,14 @@ class MachineActuator:
         take = partial(self._take_end, tuple(reasons))
         # A machine is in one call at most, because the plan leaves alone those that are ending.
         about = next(iter(reasons))
+        # First, so that no later controller takes their end for a loss.
+        known = self._fleet.published
+        rows = {
+            name: known[name].model_copy(update={"ending": why}).model_dump(mode="json")
+            for name, why in reasons.items()
+            if name in known
+        }
+        self._fleet.control.update(rows, (), None)
         if self._fleet.calls.start(CallKind.TERMINATE, provider, about, request, take):
             self._fleet.cloud.end(reasons)
             self._fleet.terminated |= reasons
@@ -349,6 +357,9 @@ class WorkerActuator:
                     log.warning("%s: %s", action, error)
         self._fleet.workplaces.start(environments)
         self._started |= environments.keys()
+        for action in due.values():
+            # It was to be ended, and is used again.
+            self._fleet.terminated.pop(action.machine_id, None)
 
     def _environment(self, name: str, action: StartWorker, pool: str) -> dict[str, str]:
         if not is_joined(action.machine_id):

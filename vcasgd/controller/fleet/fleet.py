@@ -46,8 +46,10 @@ class Fleet:
         self.published = {
             name: Machine.model_validate(row) for name, row in self.control.machines().items()
         }
-        #: Why this controller ends machines, so that their end counts as no loss.
-        self.terminated: dict[str, str] = {}
+        #: Why machines are ended, also by an earlier controller: their end counts as no loss.
+        self.terminated = {
+            name: one.ending for name, one in self.published.items() if one.ending is not None
+        }
         self.calls = CloudCalls(leads)
         self.cloud = CloudCache(pools, self.calls, self.published.values(), clock)
         self.costs, self.speeds = CostLedger(ledger), Speeds(ledger)

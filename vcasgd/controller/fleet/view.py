@@ -34,9 +34,8 @@ class FleetView:
         self._fleet = fleet
         self._lost = LostWorkers(fleet.ledger)
         self._timeline = TimelineRecorder(fleet.ledger)
-        #: Machines of the previous observation.
-        self._machines = dict(fleet.published)
-        #: What they were made of: the machine as observed, and what was added to it.
+        #: What the published machines were made of: the machine as observed, and what was added to
+        #: it.
         self._sources: dict[str, tuple[Machine, dict[str, Any]]] = {}
         #: Workers of machines that disappeared, by job.
         self._gone: dict[str, set[str]] = {}
@@ -73,7 +72,7 @@ class FleetView:
 
     def _disappeared(self, state: Observed) -> dict[str, Machine]:
         present = {one.id for one in state.machines}
-        return {name: one for name, one in self._machines.items() if name not in present}
+        return {name: one for name, one in self._fleet.published.items() if name not in present}
 
     # -- publication -------------------------------------------------------------------------------
 
@@ -83,7 +82,7 @@ class FleetView:
         ``waiting``: why jobs have fewer machines than they could use. Call :meth:`release` first.
         """
         jobs, terminated = self._fleet.jobs, self._fleet.terminated
-        before, lost = self._machines, self._disappeared(state)
+        before, lost = self._fleet.published, self._disappeared(state)
         left = self._left(lost)
         ends = {name: terminated.get(name) or left.get(name) for name in lost}
         self._timeline.record(state, ends, self._fleet.clock(), before)
@@ -103,7 +102,7 @@ class FleetView:
         ]
         jobs.add_events(events)
         self._write(machines, self._pool_rows(state))
-        self._machines = machines
+        self._fleet.published = machines
         self._publish_waiting(state, waiting)
         if self._gone:
             jobs.workers.remove_all(self._gone)
@@ -120,12 +119,13 @@ class FleetView:
         before, self._sources = self._sources, {}
         rows = {}
         for one in state.machines:
-            name, known = one.id, self._machines.get(one.id)
+            name, known = one.id, self._fleet.published.get(one.id)
             row: dict[str, Any] = {
                 "joined": name in nodes,
                 "was_up": name in joined,
                 "job": job_of.get(name),
                 "pool_removed": one.pool not in self._fleet.pools.specs,
+                "ending": self._fleet.terminated.get(name),
                 "problem": self._fleet.cloud.problem(one),
             }
             self._sources[name] = one, row
@@ -139,7 +139,7 @@ class FleetView:
 
     def _write(self, machines: Mapping[str, Machine], pools: dict[str, Any]) -> None:
         """Write the machines that changed, and sometimes all, in case the ledger lost some."""
-        now, before = self._fleet.clock(), self._machines
+        now, before = self._fleet.clock(), self._fleet.published
         if now - self._written_at >= WRITE_ALL_SECONDS:
             self._written_at = now
             rows = {name: one.model_dump(mode="json") for name, one in machines.items()}
@@ -195,7 +195,7 @@ class FleetView:
         """Yield the events of jobs that pay for machines that now can't be ended."""
         active = {demand.job for demand in state.jobs}
         for name, one in machines.items():
-            known = self._machines.get(name)
+            known = self._fleet.published.get(name)
             job = state.payers.get(name)
             if job in active and one.problem and not (known and known.problem):
                 yield NewEvent(
