@@ -161,6 +161,22 @@ def test_restarted_servers_get_their_users_again(harness: Harness) -> None:
     training.await_success()
 
 
+@pytest.mark.ci
+def test_a_shard_whose_model_is_lost_starts_again_beside_one_that_has_it(tmp_path: Path) -> None:
+    with bounded(tmp_path, nodes=2) as harness:
+        training = begin(harness)
+        training.await_samples(1, shard=1)
+
+        for process in (harness.nodes[1], harness.servers[1]):
+            process.kill()
+        harness.nodes[1].start()
+        harness.start_server(1)
+
+        # Then workers make its first snapshot again, which they may not do for the other one
+        await_truth(lambda: harness.events(training.job, "restarted"))
+        training.await_success()
+
+
 @pytest.fixture
 def rogue(shared: Harness) -> Rogue:
     return Rogue(shared)

@@ -210,9 +210,10 @@ class Worker:
             return self._book.resume(only) or self._acquire_or_idle(only)
         if self.exchange.missing:
             # A shard has lost its model. The others can go on unless all wait for this one.
-            answer = self._acquire(WorkKind.INITIALISE)
-            if isinstance(answer, Lease):
-                return answer
+            only = WorkKind.INITIALISE
+            first = self._book.resume(only) or self._acquire(only)
+            if isinstance(first, Lease):
+                return first
         if lease := self._book.resume():
             return lease
         if len(self.exchange.subtasks()) >= MAX_UNSETTLED_SUBTASKS:

@@ -345,8 +345,9 @@ class Setup:
         learner = self.learner()
         snapshots = SnapshotStore(node, TensorKeys(self.context.job, part.shard))
         # Later on, an empty tensors server may just have restarted. Starting over helps only a
-        # parameter server that has no model either, and it has taken over then.
-        if not first and not snapshots.fence():
+        # parameter server that has no model either, and it has taken over then. Beside a model,
+        # workers may not write one.
+        if not first and (not snapshots.fence() or snapshots.exists()):
             return
         meta = Meta(
             version=0,

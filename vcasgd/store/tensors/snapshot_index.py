@@ -55,6 +55,10 @@ class SnapshotIndex:
             raise SnapshotMissing("the tensors server holds no snapshot of this job")
         return stored_count(version)
 
+    def exists(self) -> bool:
+        """Return True if there is a snapshot."""
+        return bool(self._tensors.exists(self._keys.meta))
+
     def read(self) -> Snapshot:
         """Read the snapshot without its parameters. Raises :class:`SnapshotMissing`."""
         with self._tensors.pipeline(transaction=True) as pipe:
