@@ -332,7 +332,7 @@ def test_machine_that_an_earlier_controller_ended_is_no_loss(
 
 
 def test_machine_that_did_not_end_can_be_lost_later(controllers: Controllers, jobs: Jobs) -> None:
-    # Given a machine that was to be ended, as nothing used it, and went on
+    # Given a machine that was to be ended, as nothing used it, and continued
     job, cloud = submit(jobs), Cloud(1)
     loop, (one,) = controllers.run_with(cloud, 1)
     jobs.cancel(job)
