@@ -123,6 +123,24 @@ class TestAnswers:
 
 
 class TestRealServer:
+    def test_a_script_that_is_lost_once_more_after_it_was_loaded_is_an_outage(
+        self, ledger: RedisClient, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        load = ledger.script_load
+
+        def load_before_a_restart(text: str) -> str:
+            digest: str = load(text)
+            ledger.script_flush()
+            return digest
+
+        ledger.script_flush()
+        script = ledger.script("ledger/new_token")
+        monkeypatch.setattr(ledger, "script_load", load_before_a_restart)
+        with pytest.raises(StoreUnavailable):
+            script(keys=["tokens"], args=["node-0", 1])
+        monkeypatch.undo()
+        assert script(keys=["tokens"], args=["node-0", 1])
+
     def test_a_full_server_accepts_what_may_exceed_the_limit(self, server: RedisServer) -> None:
         client, reader = connect(server.url, over_limit=True), server.connection
         server.connection.config_set("maxmemory", "1")

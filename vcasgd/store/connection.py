@@ -16,7 +16,7 @@ from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
 import redis
 from redis.backoff import NoBackoff
 from redis.commands.core import Script
-from redis.exceptions import OutOfMemoryError, ResponseError
+from redis.exceptions import NoScriptError, OutOfMemoryError, ResponseError
 from redis.retry import Retry
 
 from vcasgd import limits
@@ -123,7 +123,15 @@ class RedisClient(redis.Redis):
 
     def script(self, name: str) -> Script:
         """Return ``scripts/<name>.lua``, which is sent by digest and loaded if it is missing."""
-        return self.register_script(script_source(name))
+        return _Script(self, script_source(name))
+
+
+class _Script(Script):
+    def __call__(self, *args: Any, **options: Any) -> Any:
+        try:
+            return super().__call__(*args, **options)
+        except NoScriptError as error:
+            raise StoreUnavailable("the store restarted after it had loaded a script") from error
 
 
 @cache
