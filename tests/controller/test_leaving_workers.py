@@ -8,7 +8,10 @@ from support.fleet_records import PACKAGE, events_of, job_spec
 from vcasgd.controller.fleet.act import drain_seconds
 from vcasgd.fleet.observed import Limits
 from vcasgd.spec.job import JobState
+from vcasgd.store.connection import RedisClient
+from vcasgd.store.keys import LedgerKeys
 from vcasgd.store.ledger.jobs import Jobs
+from vcasgd.store.ledger.workers import WorkerBeats
 from vcasgd.worker_names import machine_of
 
 
@@ -17,11 +20,15 @@ def submit(jobs: Jobs, least: int, **fields: object) -> str:
     return jobs.submit(job_spec(workers=workers, subtasks_per_epoch=100, **fields), PACKAGE).id
 
 
-def test_both_jobs_have_one_event_of_a_preemption(controllers: Controllers, jobs: Jobs) -> None:
+def test_both_jobs_have_one_event_of_a_preemption(
+    controllers: Controllers, jobs: Jobs, ledger: RedisClient
+) -> None:
     # Given a job on all machines, and one of a higher priority
     cloud = Cloud(2)
     donor = submit(jobs, 1, priority="low")
     loop, _ = controllers.run_with(cloud, 2)
+    workers = cloud.workers()
+    ledger.hset(LedgerKeys(donor).workers, mapping=dict.fromkeys(workers, '{"pushed_bytes": 5}'))
     other = submit(jobs, 0)
     loop.round()
 
@@ -45,6 +52,10 @@ def test_both_jobs_have_one_event_of_a_preemption(controllers: Controllers, jobs
     # And its machine works for the other job once it has left
     controllers.ahead += drain_seconds(controllers.settings) + 1
     controllers.run(loop, lambda: f"{other}.{machine}" in cloud.workers())
+
+    # And the donor counts it no more, but still what it sent
+    assert jobs.workers.names(donor) == workers - {name}
+    assert WorkerBeats(ledger).traffic(donor).pushed_bytes == 10
 
 
 def test_worker_that_an_earlier_controller_stopped_is_killed_in_time(

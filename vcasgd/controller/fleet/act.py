@@ -316,7 +316,7 @@ def drain_seconds(settings: Settings) -> float:
 
 
 class WorkerActuator:
-    """Starts workers, asks them to leave, and kills those that don't."""
+    """Starts workers, asks them to leave, kills those that don't, and removes those that have."""
 
     def __init__(self, fleet: Fleet) -> None:
         self._fleet = fleet
@@ -382,8 +382,8 @@ class WorkerActuator:
         self.successors |= {each.name: each.successor for each in taken if each.successor}
         self._fleet.jobs.add_events([event for each in taken for event in preemption_events(each)])
 
-    def kill_lingering(self, draining: Collection[str]) -> None:
-        """Kill workers that did not leave in time.
+    def finish_leaving(self, draining: Collection[str]) -> None:
+        """Remove workers that have left, and kill those that did not in time.
 
         ``draining``: all that were asked to leave; an earlier controller may have asked some.
         """
@@ -391,6 +391,13 @@ class WorkerActuator:
         self._draining = dict.fromkeys(draining, now + self._drain_seconds) | self._draining
         asked = alive - self._started
         self._started.clear()
+        left: defaultdict[str, list[str]] = defaultdict(list)
+        for name in set(draining) - alive:
+            # Those of machines that are gone are removed with them.
+            if machine_of(name) in self._fleet.workplaces.nodes:
+                left[job_of(name)].append(name)
+        if left:
+            self._fleet.jobs.workers.remove_all(left)
         self._draining = {name: at for name, at in self._draining.items() if name in asked}
         self.successors = {name: job for name, job in self.successors.items() if name in alive}
         for name, deadline in self._draining.items():

@@ -76,7 +76,7 @@ class FleetLoop:
         # Follows the plan, which decides about the first worker of each machine.
         stops, starts = self._learners.decide(state, self._fleet.workplaces.further, now)
         self._change_workers(stops, starts, state)
-        self._workers.kill_lingering(state.draining)
+        self._workers.finish_leaving(state.draining)
         for blame in failed_boots:
             # The machine may only have been interrupted early: back off as after a refusal.
             self._machines.record_failed_boot(blame, BACKOFF_SECONDS)
