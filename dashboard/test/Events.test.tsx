@@ -1,7 +1,8 @@
 import { screen } from "@testing-library/react";
 import userEvent from "@testing-library/user-event";
-import { test } from "vitest";
+import { expect, test, vi } from "vitest";
 import { Events } from "../src/pages/job/Events";
+import { Logs } from "../src/pages/job/Logs";
 import { aJob, anApi, START, show } from "./factories";
 
 /** Pages of an API with as many events, each with another number, and then none. */
@@ -30,4 +31,15 @@ test("a search says that it covers the last events only", async () => {
   await screen.findByText(/among/);
   await userEvent.type(screen.getByLabelText("Search events"), "1-7.");
   await screen.findByText("1, among the job's last 2,000");
+});
+
+test("logs are loading until the stream is open, and not empty", () => {
+  class Opening {
+    addEventListener() {}
+    close() {}
+  }
+  vi.stubGlobal("EventSource", Opening);
+  show(<Logs job={aJob()} />);
+  expect(screen.getByText("Loading…")).toBeTruthy();
+  expect(screen.queryByText("No output yet")).toBeNull();
 });

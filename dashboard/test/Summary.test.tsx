@@ -58,6 +58,11 @@ test("a running job shows the time that is left and its cost at the end", async 
   expect(screen.getByText("≈ $0.37 at the end, 70% below on demand")).toBeTruthy();
 });
 
+test("a job that has not started waits, and does not run", async () => {
+  expect((await figure(aJob({ started_at: null }), "Waiting for"))[1]).toBe("time left unknown");
+  expect(screen.queryByText(/running/i)).toBeNull();
+});
+
 test("simulated prices say so", async () => {
   const [spent] = await figure(aJob(), "Spent (simulated)", { provider: "local" });
   expect(spent).toBe("$0.30");

@@ -27,7 +27,8 @@ class Gallery:
         for number in range(JOBS):
             ended(api, name=f"old-{number:03}")
         why = "evaluate raised NotImplementedError: the task has to define it, and does not. "
-        api.finish(api.submit(name=LONG_NAME), JobState.FAILED, reason=3 * why)
+        self.failed = api.submit(name=LONG_NAME)
+        api.finish(self.failed, JobState.FAILED, reason=3 * why + 300 * "x")
         self.long = trained(api, {"accuracy": 0.98, "loss": 0.2}, name=LONG_NAME)
         many = {f"metric-{number:02}": 0.5 + number / 50 for number in range(18)}
         metric = {"name": "f1", "mode": "max"}
@@ -71,6 +72,10 @@ def site(gallery: Gallery) -> Site:
     return site
 
 
+def left_end(element: Locator) -> float:
+    return element.bounding_box()["x"]
+
+
 def right_end(element: Locator) -> float:
     box = element.bounding_box()
     return box["x"] + box["width"]
@@ -99,7 +104,10 @@ def test_list_of_many_jobs_with_long_names_fits_each_width(
             text = long.get_by_text(shown, exact=True)
             expect(text).to_be_visible()
             assert right_end(text) <= width
+        state = page.locator("[data-tone=failed]")
         reason = page.get_by_text("evaluate raised")
+        name = page.get_by_title(gallery.failed).locator("span")
+        assert right_end(name.last) < min(left_end(state), left_end(reason))
         assert reason.evaluate("it => it.scrollWidth <= it.clientWidth")
         table = page.get_by_role("region", name="Jobs", exact=True)
         assert table.evaluate("it => it.scrollWidth <= it.clientWidth")
@@ -115,7 +123,7 @@ def test_pages_of_a_job_with_a_long_name_fit_each_width(
     page = dashboard.page
     page.set_viewport_size({"width": width, "height": 900})
     tabs = ("overview", "workers", "events", "logs", "checkpoints", "yaml")
-    paths = [f"/jobs/{gallery.long}?tab={tab}" for tab in tabs]
+    paths = [f"/jobs/{gallery.failed}", *(f"/jobs/{gallery.long}?tab={tab}" for tab in tabs)]
     compared = f"/compare?jobs={gallery.long},{gallery.many},{gallery.loss_only}"
     for path in (*paths, compared):
         dashboard.open(path)

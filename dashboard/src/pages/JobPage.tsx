@@ -32,7 +32,14 @@ export default function JobPage() {
   const { id = "" } = useParams();
   const job = useJob(id);
   if (job.isPending) return <Skeleton height={320} radius="md" />;
-  if (!job.data) return <ErrorState error={job.error} onRetry={job.refetch} />;
+  if (!job.data) {
+    return (
+      <>
+        <PageHead title={id} />
+        <ErrorState error={job.error} onRetry={job.refetch} />
+      </>
+    );
+  }
   return (
     <div className="stack">
       <PageHead title={job.data.id} beside={<StateAndOwner job={job.data} />}>

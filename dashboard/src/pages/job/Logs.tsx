@@ -5,7 +5,7 @@ import { useEffect, useRef, useState } from "react";
 import { KEPT, useLogs } from "../../api/tail";
 import type { Job, LogLine } from "../../api/types";
 import { EmptyState } from "../../components/EmptyState";
-import { Panel } from "../../components/Panel";
+import { LOADING, Panel } from "../../components/Panel";
 import { clock, count } from "../../lib/format";
 import classes from "./Logs.module.css";
 
@@ -29,10 +29,11 @@ export function Logs({ job }: { job: Job }) {
   const { lines, state, ended } = useLogs(job.id, { worker, grep });
   const workers = useSeen(lines);
   const selected = Boolean(worker || grep);
+  const loading = state === "connecting" && lines.length === 0;
   return (
     <Panel
       title="Logs"
-      note={noteOf(lines.length, ended, state === "broken", selected)}
+      note={loading ? LOADING : noteOf(lines.length, ended, state === "broken", selected)}
       tools={
         <>
           <Switch
@@ -62,7 +63,7 @@ export function Logs({ job }: { job: Job }) {
       }
       flush
     >
-      {lines.length === 0 ? (
+      {loading ? null : lines.length === 0 ? (
         <EmptyState title={selected ? "No matching lines" : ended ? "No output" : "No output yet"}>
           {selected
             ? "Change the search or the worker."

@@ -53,7 +53,10 @@ function Time({ job, left }: { job: Job; left: number | null }) {
   const now = useNow(!ended);
   const passed = duration((job.ended_at ?? now) - (job.started_at ?? job.created_at));
   if (ended) return <Stat label="Took" value={passed} note={lost(job)} />;
-  if (left === null) return <Stat label="Running for" value={passed} note="time left unknown" />;
+  if (left === null) {
+    const label = job.started_at ? "Since its start" : "Waiting for";
+    return <Stat label={label} value={passed} note="time left unknown" />;
+  }
   return (
     <Stat label="Time left (estimate)" value={duration(left)} note={`running for ${passed}`} />
   );
