@@ -60,8 +60,13 @@ def test_input_on_a_terminal_is_seen(terminal: tuple[int, int], tmp_path: Path) 
     keyboard, program = terminal
     (tmp_path / "pts").mkdir()
     (tmp_path / "pts" / "0").symlink_to(os.ttyname(program))
-    owner = OwnerInput(timedelta(minutes=10), tmp_path)
+    clock = [time.time()]
+    owner = OwnerInput(timedelta(minutes=10), tmp_path, lambda: clock[0])
     assert not owner.is_recent
+    # also if the clock is set to a time before its last input
+    clock[0] -= 7200
+    assert not owner.is_recent
+    clock[0] += 7200
 
     # When its program prints something
     os.write(program, b"still training\n")
@@ -73,6 +78,9 @@ def test_input_on_a_terminal_is_seen(terminal: tuple[int, int], tmp_path: Path) 
 
     # Then it is in use
     await_truth(lambda: owner.is_recent)
+    # also if the clock is set
+    clock[0] += 7200
+    assert owner.is_recent
 
 
 def test_time_is_checked() -> None:

@@ -10,7 +10,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -22,6 +22,7 @@ from vcasgd.container_limits import memory_bytes, processors
 from vcasgd.errors import SpecError, StackError
 from vcasgd.schemas.joining import JoinRequest
 from vcasgd.spec.values import parse_duration
+from vcasgd.steady_time import boot_time
 
 _HOURS = re.compile(r"(\d{1,2})(?::(\d\d))?-(\d{1,2})(?::(\d\d))?")
 _TIME = re.compile(r"(\d{1,2}):(\d\d)")
@@ -158,11 +159,20 @@ _PROPERTIES = ("Type", "Active", "IdleHint", "IdleSinceHint")
 class OwnerInput:
     """The last input on this machine, and how long it counts."""
 
-    def __init__(self, idle: timedelta, devices: Path = Path("/dev")) -> None:
-        """``idle``: how long an input counts. ``devices`` contains the terminals."""
+    def __init__(
+        self,
+        idle: timedelta,
+        devices: Path = Path("/dev"),
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        """``idle``: how long an input counts. ``devices`` contains the terminals.
+
+        ``clock``: that of their times, which may jump.
+        """
         self._idle = idle.total_seconds()
-        self._devices = devices
-        self._last = 0.0
+        self._devices, self._clock = devices, clock
+        #: The newest time that was seen, and when that was by :func:`boot_time`.
+        self._newest, self._last = 0.0, float("-inf")
         self._looked_at = float("-inf")
 
     @classmethod
@@ -181,9 +191,12 @@ class OwnerInput:
     def is_recent(self) -> bool:
         """True if the last input still counts."""
         if time.monotonic() - self._looked_at > LOOK_SECONDS:
-            self._last = max((self._last, *self._terminals(), *self._desktops()))
+            newest = max((0.0, *self._terminals(), *self._desktops()))
+            if newest != self._newest:
+                age = max(0.0, self._clock() - newest)
+                self._newest, self._last = newest, max(self._last, boot_time() - age)
             self._looked_at = time.monotonic()
-        return time.time() - self._last < self._idle
+        return boot_time() - self._last < self._idle
 
     def _terminals(self) -> Iterator[float]:
         """Yield the time of each terminal's last input, as w(1) does."""
@@ -199,7 +212,7 @@ class OwnerInput:
         names = [line.split()[0] for line in listed.splitlines() if line.strip()]
         if names:
             wanted = [part for name in _PROPERTIES for part in ("--property", name)]
-            yield from desktop_inputs(_loginctl("show-session", *wanted, *names), time.time())
+            yield from desktop_inputs(_loginctl("show-session", *wanted, *names), self._clock())
 
 
 def desktop_inputs(shown: str, now: float) -> Iterator[float]:
