@@ -214,6 +214,21 @@ def test_wait_ends_in_time(api: Api, client: Client) -> None:
         assert 0.9 < time.monotonic() - started < PATIENCE / 2
 
 
+def test_wait_repeats_no_request_after_its_time(api: Api, client: Client) -> None:
+    requests: list[str] = []
+
+    def busy(handler: BaseHTTPRequestHandler) -> None:
+        requests.append(handler.path)
+        reply(b'{"detail": "the token has 32 requests in progress"}', status=429)(handler)
+
+    row = client.job(api.submit()).model_dump_json().encode()
+    with fake_api(reply(row), busy) as fake:
+        job = fake.job("another")
+        with pytest.raises(ApiError, match="32 requests"):
+            job.wait(timeout=0.0)
+    assert len(requests) == 1
+
+
 def test_any_number_of_threads_may_wait(api: Api, client: Client) -> None:
     paths: list[str] = []
     # Given a token with as many streams as it may have, and a job that ends soon

@@ -17,7 +17,7 @@ from vcasgd.client.following import PATIENCE_SECONDS, messages, retried
 from vcasgd.client.model_files import finish, load_module
 from vcasgd.client.secrets import read_secrets
 from vcasgd.client.tracking import export
-from vcasgd.client.transport import Transport, path_of
+from vcasgd.client.transport import BUSY_SECONDS, Transport, path_of
 from vcasgd.errors import ApiError, Conflict
 from vcasgd.schemas.costs import CostView
 from vcasgd.schemas.fleet import ShellAccess, WorkerRow
@@ -68,7 +68,11 @@ class Job(JobView):
 
     def refreshed(self) -> Job:
         """Return the current state of the job."""
-        return self._api.get(Job, self._path()).bound(self._api)
+        return self._refreshed(math.inf)
+
+    def _refreshed(self, left: float) -> Job:
+        patience = min(BUSY_SECONDS, left)
+        return self._api.get(Job, self._path(), patience=patience).bound(self._api)
 
     def wait(self, timeout: float | None = None, patience: float = PATIENCE_SECONDS) -> Job:
         """Return the job once it has ended, after at most ``timeout`` seconds.
@@ -79,7 +83,7 @@ class Job(JobView):
         deadline = math.inf if timeout is None else time.monotonic() + timeout
         left = deadline - time.monotonic()
         # a stream would tell it at once, but a token has few of them
-        while not (job := retried(self.refreshed, min(patience, left))).over:
+        while not (job := retried(partial(self._refreshed, left), min(patience, left))).over:
             if (left := deadline - time.monotonic()) <= 0:
                 raise ApiError(f"job {self.id} has not ended after {timeout:g} s")
             time.sleep(min(POLL_SECONDS, left))

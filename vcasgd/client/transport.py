@@ -80,12 +80,14 @@ class Transport:
     def close(self) -> None:
         self._http.close()
 
-    def call(self, method: str, path: str, **options: Any) -> httpx.Response:
+    def call(
+        self, method: str, path: str, *, patience: float = BUSY_SECONDS, **options: Any
+    ) -> httpx.Response:
         """Send a request and return its successful response.
 
         A request that the API refuses because the token has too many in progress, or that meets
-        the restart of a local one, is sent again for a few seconds. Raises :class:`SpecError` for
-        what no request can contain.
+        the restart of a local one, is sent again for ``patience`` seconds. Raises
+        :class:`SpecError` for what no request can contain.
         """
 
         def send() -> httpx.Response:
@@ -97,12 +99,14 @@ class Transport:
             raise_for_problem(response)
             return response
 
-        return retried(send, BUSY_SECONDS, was_busy)
+        return retried(send, patience, was_busy)
 
-    def get(self, kind: type[Result], path: str, **query: Any) -> Result:
+    def get(
+        self, kind: type[Result], path: str, *, patience: float = BUSY_SECONDS, **query: Any
+    ) -> Result:
         """Return the resource at ``path``. Query parameters that are None are left out."""
         params = {name: value for name, value in query.items() if value is not None}
-        return self._parsed(kind, self.call("GET", path, params=params))
+        return self._parsed(kind, self.call("GET", path, patience=patience, params=params))
 
     def post(self, kind: type[Result], path: str, body: Any = None, **options: Any) -> Result:
         """Send ``body`` as JSON, unless it is None, and return the result."""
