@@ -218,7 +218,7 @@ def list_jobs(
     records, views = services.jobs.all(states, limit + 1, after, prefix), []
     if len(records) > limit:
         del records[limit:]
-        query = {"after": records[-1].id, "limit": limit, "prefix": prefix}
+        query = {"after": services.jobs.place(records[-1].id), "limit": limit, "prefix": prefix}
         query |= {"state": state} if state else {}
         response.headers["Link"] = f'<jobs?{urlencode(query)}>; rel="next"'
     names = [job.id for job in records]

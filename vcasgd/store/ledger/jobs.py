@@ -153,8 +153,8 @@ class Jobs(EventLog):
     ) -> list[JobRecord]:
         """Return the readable jobs in one of the states, newest first.
 
-        ``after``: return only jobs that are older than this one, which raises :class:`NotFound` if
-        it was deleted. ``prefix``: start of their IDs.
+        ``after``: return only jobs that are older than this one, or than its :meth:`place`. Its ID
+        raises :class:`NotFound` if it was deleted. ``prefix``: start of their IDs.
         """
         ids = self._older(after) if after else self.newest(0)
         ids = [job for job in ids if job.startswith(prefix)]
@@ -170,13 +170,22 @@ class Jobs(EventLog):
         return found[:limit]
 
     def _older(self, job: str) -> list[str]:
+        job, _, at = job.partition("@")
         place = self._ledger.zrevrank(names.JOBS, job)
+        if place is None and at.isdecimal():
+            older = self._ledger.zrevrangebyscore(names.JOBS, f"({at}", "-inf")
+            return [each.decode() for each in older]
         if place is None:
             raise NotFound(
                 f"there is no job {job} to continue after",
                 remedy="it may have been deleted; list the jobs from the start",
             )
         return [each.decode() for each in self._ledger.zrevrange(names.JOBS, place + 1, -1)]
+
+    def place(self, job: str) -> str:
+        """Return the ID of a job with its place in the list, which stays if it is deleted."""
+        at = self._ledger.zscore(names.JOBS, job)
+        return job if at is None else f"{job}@{at:.0f}"
 
     def newest(self, most: int) -> list[str]:
         """Return the IDs of the newest jobs, newest first; of all jobs if ``most`` is 0."""
