@@ -279,7 +279,8 @@ def test_listings_are_tables_by_default(run: Run, api: Api) -> None:
     heading, row = stdout_of(run("jobs")).splitlines()
     assert heading.split()[:2] == ["JOB", "STATE"]
     assert row.split()[:3] == [job, "running", "0/2"]
-    assert "running" in stdout_of(run("machines"))
+    assert "running" in (machines := stdout_of(run("machines")))
+    assert machines.split()[-1] == "1.0000"
     assert "2 CPUs, 8 GB of memory, no GPU" in stdout_of(run("pools"))
     assert checkpoint in stdout_of(run("checkpoints", job))
     assert re.fullmatch(r"\d\d:\d\d:\d\d  i-1 {11}hello \[bold\]\n", stdout_of(run("logs", job)))
@@ -476,6 +477,9 @@ def test_an_argument_without_args_is_explained(run: Run, job_file: Path) -> None
     ):
         refused = run("submit", job_file, "--set", change)
         assert_refused(refused, f"changed by {change}", remedy)
+    both = run("submit", job_file, "--within", "2h", "--finish-by", "2099-01-01")
+    assert_refused(both, "finish_by and within are both set; remove one of them")
+    assert "did you mean" not in both.output
 
 
 def test_every_list_shows_the_metrics_of_a_job_without_accuracy(run: Run, api: Api) -> None:

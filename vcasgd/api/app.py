@@ -62,7 +62,7 @@ def create_app(
     app = FastAPI(
         title="vcasgd",
         version=vcasgd.__version__,
-        summary="Train PyTorch models on spot, preemptible and volunteer machines.",
+        summary="Train PyTorch models on spot, preemptible, and volunteer machines.",
         openapi_url=None,  # an own route serves it, and a page
         # these pages would load scripts from third parties
         docs_url=None,

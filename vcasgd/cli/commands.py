@@ -91,7 +91,7 @@ def _root(
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version.")
     ] = False,
 ) -> None:
-    """Train PyTorch models on spot, preemptible and volunteer machines.
+    """Train PyTorch models on spot, preemptible, and volunteer machines.
 
     Commands connect to the API that --url or VCASGD_API_URL names. The default is the stack on
     this machine.

@@ -57,7 +57,7 @@ _MACHINES: Columns = {
     "LAUNCHED": lambda row: ago(row.get("launched_at")),
     "ZONE": lambda row: row.get("zone"),
     "TYPE": lambda row: row.get("machine_type"),
-    "USD/H": lambda row: row.get("price_per_hour"),
+    "USD/H": lambda row: f"{row.get('price_per_hour') or 0:.4f}",
 }
 _POOLS: Columns = {
     "POOL": lambda row: row["name"],
@@ -169,7 +169,7 @@ _TOP_MACHINES: Columns = {
     "STATE": lambda row: row["state"],
     "JOB": lambda row: row["job"],
     "LAUNCHED": lambda row: ago(row["launched_at"]),
-    "USD/H": lambda row: f"{row['price_per_hour'] or 0:.4f}",
+    "USD/H": _MACHINES["USD/H"],
 }
 _TOP_SERVERS: Columns = {
     "SERVER": lambda row: row.get("node", "ledger"),
@@ -186,7 +186,7 @@ def top(
     url: Url = None,
     token: Token = None,
 ) -> None:
-    """Show a live overview of jobs, machines, costs and the store until Ctrl-C."""
+    """Show a live overview of jobs, machines, costs, and the store until Ctrl-C."""
     with open_client(url, token) as client:
         if as_json:
             show_json(_fetch(client))

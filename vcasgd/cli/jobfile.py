@@ -50,7 +50,7 @@ def _remedy(error: SpecError, args: object) -> str | None:
     field = str(error.details.get("field"))
     if isinstance(args, Mapping) and field in args:
         return f"did you mean args.{field}?"
-    if "." in field or field in JobSpec.model_fields:
+    if error.remedy is None or "." in field or field in JobSpec.model_fields:
         return error.remedy
     similar = did_you_mean(field, JobSpec.model_fields)
     start = f"{similar[:-1]}, or" if similar else "did you mean"

@@ -61,7 +61,7 @@ def simulate(
 ) -> None:
     """Simulate asynchronous training of a job on many machines, in this process.
 
-    Update rules, encodings and staleness work as in a real job. Machines, network and time are
+    Update rules, encodings, and staleness work as in a real job. Machines, network, and time are
     simulated. The same seed gives the same result.
     """
     # Imported here because torch takes seconds to import.

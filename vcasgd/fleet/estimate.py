@@ -135,7 +135,7 @@ def deadline_estimate(
     field = "finish_by" if spec.finish_by else "within"
     if at <= now:
         raise SpecError(
-            f"{field}: {spec.finish_by} has passed", remedy="give a time to come", field=field
+            f"{field}: {spec.finish_by} has passed", remedy="give a time in the future", field=field
         )
     offers = [
         each
