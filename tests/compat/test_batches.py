@@ -146,6 +146,21 @@ def test_workers_share_sums_over_samples(tmp_path: Path, loop: str | None) -> No
     assert simulated(task, 4, epochs=2)["loss"] == pytest.approx(expected, rel=1e-3)
 
 
+class SomeOfThem(FewPoints):
+    """A second output that only some of the samples have a target for, and that is small at first,
+    as of a task whose labels are incomplete."""
+
+    def model(self) -> nn.Module:
+        model = super().model()
+        nn.init.normal_(model[2].weight[:2], std=1e-3)
+        return model
+
+    def loss(self, model: nn.Module, batch: Any) -> Tensor:
+        points, _ = batch
+        known, targets = points[:, 0] > 0, 0.1 + 0.02 * points[:, 1]
+        return super().loss(model, batch) + F.mse_loss(model(points)[known, 0], targets[known])
+
+
 class Noisy(FewPoints):
     """A loss with random numbers: of dropout, as a layer and as a function, and of noise."""
 
@@ -293,7 +308,7 @@ def test_what_a_loss_needs_is_measured(task: Points, least: int, why: str) -> No
 
 
 @pytest.mark.parametrize("loop", [SESSION_STEPS, own_steps()], ids=["session", "own-steps"])
-@pytest.mark.parametrize("task", [Contrastive, Summed, WholeOnly, FewPoints])
+@pytest.mark.parametrize("task", [Contrastive, SomeOfThem, Summed, WholeOnly, FewPoints])
 def test_what_the_loss_of_a_script_needs_is_measured(
     tmp_path: Path, task: type[Points], loop: str
 ) -> None:

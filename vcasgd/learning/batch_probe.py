@@ -146,9 +146,11 @@ class _Losses:
     def is_random(self) -> bool:
         return len(self.whole) > 1
 
-    @property
-    def are_equal(self) -> bool:
-        return all(_same(self.whole[0], each) for each in self.parts[0])
+    def hides(self, sizes: Sequence[float]) -> bool:
+        """Return True if other parameters may show a difference: parts of these ``sizes`` have
+        equal losses, or a mean that isn't quite their batch's, as one over some of the samples."""
+        equal = all(_same(self.whole[0], each) for each in self.parts[0])
+        return equal or (not self.is_random and ROUNDING < self.difference(sizes) <= DIFFERENT)
 
     @property
     def text(self) -> str:
@@ -181,13 +183,13 @@ def _find(
             if not math.isfinite(_loss(task, module, whole, device, 0)):
                 restore()
         losses = _measured(task, module, collate, device, state)
-        if not task.repeats_loss and isinstance(losses, _Losses) and losses.are_equal:
+        sizes = [float(len(each)) for each in groups]
+        if not task.repeats_loss and isinstance(losses, _Losses) and losses.hides(sizes):
             # Not at first, because loops keep averages of the parameters.
             _shake(module)
             losses = _measured(task, module, collate, device, state)
         if not isinstance(losses, _Losses):
             return losses
-        sizes = [float(len(each)) for each in groups]
         halves = {torch.bfloat16, torch.float16} & {each.dtype for each in module.parameters()}
         bound = DIFFERENT_16 if halves or task.mixed_precision else DIFFERENT
         ways = counted_labels(whole, classes)
