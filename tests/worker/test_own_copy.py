@@ -174,7 +174,7 @@ def test_a_worker_that_is_alone_fetches_nothing(
 def test_a_step_that_is_longer_than_an_exchange_does_not_count(
     worker: Trainee, commit: Callable[..., None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # Given a step that goes on when the second exchange has ended
+    # Given a step that lasts longer than the second exchange
     monkeypatch.setattr(shard_link, "COMMIT_WAIT_SECONDS", 3.0)
     worker.train(2)
     commit(worker)
