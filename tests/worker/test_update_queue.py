@@ -111,6 +111,15 @@ def test_a_snapshot_can_have_an_update_before_its_push_is_acknowledged() -> None
     assert (queue.settled, queue.discarded) == (1, 0)
 
 
+def test_an_update_without_bytes_is_asked_for() -> None:
+    queue = UpdateQueue()
+    header = header_of(size=0, subtask=SUBTASK, start=0, stop=2, token=1)
+
+    update = queue.add(header, EPOCH, memoryview(b""))
+
+    assert queue.pushed() == [update]
+
+
 def test_an_update_that_came_after_the_question_is_not_lost() -> None:
     queue = UpdateQueue()
     update = add(queue, 0, 2)

@@ -127,6 +127,8 @@ class RedisClient(redis.Redis):
 
 
 class _Script(Script):
+    """A script whose loss counts as an outage, however often the server restarts."""
+
     def __call__(self, *args: Any, **options: Any) -> Any:
         try:
             return super().__call__(*args, **options)

@@ -221,7 +221,7 @@ class UpdateQueue:
         One that is being pushed can be in a snapshot before this worker knows that it arrived.
         """
         with self._changed:
-            asked = [update for update in self._updates if update.payload or not update.own]
+            asked = [each for each in self._updates if not each.own or each.payload is not None]
             self._under_way = {each for each in asked if each.state is UpdateState.UNSENT}
             return asked
 

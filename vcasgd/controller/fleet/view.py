@@ -34,8 +34,7 @@ class FleetView:
         self._fleet = fleet
         self._lost = LostWorkers(fleet.ledger)
         self._timeline = TimelineRecorder(fleet.ledger)
-        #: What the published machines were made of: the machine as observed, and what was added to
-        #: it.
+        #: Sources of the published machines: each as observed, and the fields that were added.
         self._sources: dict[str, tuple[Machine, dict[str, Any]]] = {}
         #: Workers of machines that disappeared, by job.
         self._gone: dict[str, set[str]] = {}
