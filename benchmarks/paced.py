@@ -34,7 +34,7 @@ HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE / "race"), str(HERE / "race" / "workers"), str(HERE.parent)]
 
 from faults import SLOW  # noqa: E402
-from large_vector import PacedVector  # noqa: E402
+from large_vector import PacedVector, trained  # noqa: E402
 from links import Links  # noqa: E402
 from ours_joined import POOL, Agents  # noqa: E402
 from vcasgd.client import Client, Job  # noqa: E402
@@ -109,9 +109,10 @@ PAGE = """\
 
 Each row is a job with the default settings on a stack of its own: a model whose state has so many
 millions of float32 numbers, and steps of a batch of {batch} that take their time without using the
-processor, as a GPU's do. *Of the pace* are the samples per second that workers trained over those
-of steps without anything beside them, in at least {seconds:g} s and {rounds} rounds. All of them
-come into the model, some rounds later: a row whose workers gave updates up is an error.
+processor, as a GPU's do. *Of the pace* are the samples per second that workers trained, from step
+to step, over those of steps without anything beside them, in at least {seconds:g} s and {rounds}
+rounds. All of them come into the model, some rounds later: a row whose workers gave updates up is
+an error.
 *Plain loops* are the same of as many ordinary PyTorch loops at once, which exchange nothing, on the
 same machine just before. Where a worker has several ranks, which share its batches, they are the
 processes of one `DistributedDataParallel`, as torchrun starts them.
@@ -144,8 +145,8 @@ class Measured:
 def measure(row: Row, seconds: float) -> Measured:
     """Train a job on a stack of its own.
 
-    Raises MemoryError if the row needs more memory than is free, and TimeoutError if not all
-    workers push in time.
+    Raises MemoryError if the row needs more memory than is free, TimeoutError if not all workers
+    push in time, and RuntimeError if one gives an update up.
     """
     free = psutil.virtual_memory().available / 1e9
     if free < row.needs_gb:
@@ -167,12 +168,16 @@ def measure(row: Row, seconds: float) -> Measured:
             resources.callback(agents.close)
             for _ in range(row.workers):
                 agents.start(links.place())
-        job = client.submit_directory(_spec(row))
+        counts = folder / "counts"
+        counts.mkdir()
+        job = client.submit_directory(_spec(row, counts))
         _await_pushes(job, row.workers)
         time.sleep(seconds)
-        before, first = _trained(job), job.refreshed()
+        before, first = trained(counts), job.refreshed()
         last = _watch(job, seconds, first.totals.updates + MIN_ROUNDS * row.workers)
-        after = _trained(job)
+        after = trained(counts)
+        if given_up := sum(worker.discarded for worker in job.workers()):
+            raise RuntimeError(f"{given_up} updates were given up")
     rates = [
         (after[name][0] - samples) / (after[name][1] - at) for name, (samples, at) in before.items()
     ]
@@ -234,31 +239,20 @@ def _settings(row: Row, folder: Path, links: Links | None) -> Settings:
     return Settings(home=home, api_port=0, pools=pools, join_port=0, join_host=links.hub)
 
 
-def _spec(row: Row) -> JobSpec:
+def _spec(row: Row, counts: Path) -> JobSpec:
     gpus = {"gpus": row.ranks} if row.ranks > 1 else {}
     return JobSpec.parse(
         {
             "name": "paced",
             "task": "large_vector:PacedVector",
             "working_dir": str(HERE / "race" / "workers"),
-            "args": row.task_args,
+            "args": row.task_args | {"counts": str(counts)},
             # More than it makes.
             "epochs": 10_000,
             "workers": {"min": row.workers, "max": row.workers} | gpus,
             "checkpoint": {"every": "1h", "keep": 1},
         }
     )
-
-
-def _trained(job: Job) -> dict[str, tuple[int, float]]:
-    """Return the samples that each worker has trained, and when that was.
-
-    Raises RuntimeError if one has given updates up.
-    """
-    workers = job.workers()
-    if given_up := sum(worker.discarded for worker in workers):
-        raise RuntimeError(f"{given_up} updates were given up")
-    return {worker.name: (worker.samples, worker.at) for worker in workers}
 
 
 def _watch(job: Job, seconds: float, updates: int) -> JobView:

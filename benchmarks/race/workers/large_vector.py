@@ -3,7 +3,11 @@ arithmetic."""
 
 from __future__ import annotations
 
+import os
+import struct
 import time
+from functools import cache
+from pathlib import Path
 
 import torch
 from torch import Tensor, nn
@@ -16,6 +20,8 @@ import vcasgd
 Batch = tuple[Tensor, Tensor]  # float32 [n, FEATURES], labels int64 [n]
 FEATURES, TENSORS = 8, 24
 VALIDATION_SAMPLES = 1_000
+#: Samples that a process has trained, and when.
+COUNT = struct.Struct("<qd")
 
 
 class LargeVector(nn.Module):
@@ -36,7 +42,11 @@ class LargeVector(nn.Module):
 
 
 class PacedVector(vcasgd.Task):
-    """Steps of ``batch_size`` samples take ``step_ms`` without using the processor, as a GPU's."""
+    """Steps of ``batch_size`` samples take ``step_ms`` without using the processor, as a GPU's.
+
+    Each process writes the samples that it has trained into a file of the folder ``counts``, if
+    there is one; see :func:`trained`.
+    """
 
     evaluation_batch_size = VALIDATION_SAMPLES
 
@@ -48,10 +58,12 @@ class PacedVector(vcasgd.Task):
         samples: int = 200_000,
         *,
         all_gradients: bool = False,
+        counts: str | None = None,
     ) -> None:
         self.millions, self.step_seconds = millions, step_ms / 1000
         self.batch_size, self.samples = batch_size, samples
-        self.all_gradients = all_gradients
+        self.all_gradients, self.counts = all_gradients, counts
+        self._trained = 0
 
     def model(self) -> nn.Module:
         return LargeVector(self.millions)
@@ -69,6 +81,9 @@ class PacedVector(vcasgd.Task):
             # Processes that share a batch add them up, although they are 0.
             loss = loss + 0.0 * sum(each.sum() for each in model.parameters())
         time.sleep(max(0.0, end - time.perf_counter()))
+        if self.counts is not None:
+            self._trained += len(labels)
+            _write_count(self.counts, self._trained)
         return loss
 
     def optimizer(self, parameters: list[nn.Parameter]) -> Optimizer:
@@ -82,3 +97,18 @@ class PacedVector(vcasgd.Task):
             "accuracy": (scores.argmax(1) == labels).sum(),
             "count": torch.tensor(len(labels)),
         }
+
+
+@cache
+def _count_file(folder: str) -> int:
+    return os.open(Path(folder, str(os.getpid())), os.O_CREAT | os.O_WRONLY)
+
+
+def _write_count(folder: str, samples: int) -> None:
+    """Replace this process's count, and the time of it. A step waits for no disk."""
+    os.pwrite(_count_file(folder), COUNT.pack(samples, time.time()), 0)
+
+
+def trained(folder: Path) -> dict[str, tuple[int, float]]:
+    """Return the samples that each process has trained, and the time of its last step."""
+    return {each.name: COUNT.unpack(each.read_bytes()) for each in folder.iterdir()}
