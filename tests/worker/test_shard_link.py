@@ -6,11 +6,13 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
+from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
+import torch
 from support.harness import RedisServer
-from support.servers import Fault, through_proxy
+from support.servers import Fault, Moment, through_proxy
 from support.shard_links import flush, link_of, settle, submit, version_of
 from support.waiting import PATIENCE, await_truth
 from support.world import World
@@ -275,3 +277,73 @@ class TestRefused:
         assert settle(link).rework == frozenset()
         assert counts(link, "discarded", "unapplied") == (1, 0)
         assert world.reader.waiting() == 0
+
+
+@dataclass
+class BeforeReads(Fault):
+    """Does something before each of the first reads of a snapshot's content."""
+
+    todo: list[Callable[[], object]] = field(default_factory=list)
+
+    def triggers(self, moment: Moment, command: bytes) -> bool:
+        if moment == "before" and b":s:" in command and self.todo:
+            self.todo.pop(0)()
+        return False
+
+
+class TestContained:
+    """A fetched version has the updates that the link says, whatever happens meanwhile."""
+
+    @pytest.fixture(autouse=True)
+    def _as_a_large_model(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(module, "SMALL_SNAPSHOT", 0)
+
+    @staticmethod
+    def assert_has_own(world: World, link: ShardLink) -> None:
+        """Fetch what the last poll found, which has the own update."""
+        out, base = torch.empty(world.layout.floats), torch.zeros(world.layout.floats)
+        link.fetch(out, base).result(PATIENCE)
+        link.take()
+        assert (out * world.delta(0, 0, 2)).sum() == 2
+        assert link.settled == 1
+
+    def test_one_that_is_pushed_and_applied_before_the_answer(
+        self, world: World, server: RedisServer
+    ) -> None:
+        shard = world.started_shard()
+
+        def publish() -> None:
+            submit(world, link, 0, 0, 2)
+            flush(link)
+            shard.turn()
+
+        question = Fault(1, instead=publish)
+        with through_proxy(server, 1, question) as node, closing(link_of(world, node)) as link:
+            version_of(link)
+            question.arm()
+            link.poll(newer=True).result(PATIENCE)
+            assert question.fired
+            self.assert_has_own(world, link)
+
+    def test_one_that_is_applied_while_older_versions_are_read(
+        self, world: World, server: RedisServer
+    ) -> None:
+        shard, others = world.started_shard(), iter(range(4))
+
+        def publish() -> None:
+            start = next(others)
+            world.apply(shard, 1, start, start + 1)
+
+        def replace() -> None:
+            publish()
+            publish()
+
+        # Given a version that is replaced by others, which have it, and those by another one
+        reads = BeforeReads(0, todo=[replace, publish])
+        with through_proxy(server, 1, reads) as node, closing(link_of(world, node)) as link:
+            publish()
+            submit(world, link, 0, 0, 2)
+            flush(link)
+            link.poll(newer=True).result(PATIENCE)
+            self.assert_has_own(world, link)
+            assert not reads.todo

@@ -356,10 +356,15 @@ class ShardLink:
 
     def _poll(self, newer: bool) -> UpdateStatus:
         self.asked_at = time.monotonic()
-        pushed = self.updates.pushed()
         known = self._newest_here if newer else None
-        status = self._sender.status(_asked(pushed), known, self._chunk if newer else "")
-        return self._on_status(pushed, status)
+        pushed = self.updates.pushed()
+        while True:
+            status = self._sender.status(_asked(pushed), known, self._chunk if newer else "")
+            self._on_status(pushed, status)
+            asked, pushed = set(pushed), self.updates.pushed()
+            # The version may contain an update that was pushed after the question.
+            if asked.issuperset(pushed):
+                return status
 
     def _on_status(self, pushed: list[QueuedUpdate], status: UpdateStatus) -> UpdateStatus:
         self.updates.on_status(pushed, status)
@@ -407,17 +412,20 @@ class ShardLink:
             self._fetch(out, base)
 
     def _fetch(self, out: Floats, base: Floats) -> None:
-        if self._newer is not None:
-            self.with_vector_slot(lambda: self._fetch_newer(out[:], base))
+        while self._newer is not None and not self.with_vector_slot(
+            lambda: self._fetch_newer(out[:], base)
+        ):
+            self._poll(newer=True)
 
-    def _fetch_newer(self, out: Tensor, base: Floats) -> None:
+    def _fetch_newer(self, out: Tensor, base: Floats) -> bool:
+        """Return False if it is unknown which of this worker's updates are in what was fetched."""
         newer, here = self._newer, self._newest_here
         assert newer is not None
         if self.steps is not None and self._fetched is None and self.version is not None:
             copy_floats(base, out)
         # Nothing can be taken while the vector is overwritten.
         self._fetched = self._newer = None
-        self._fetched_settled = self.updates.settled
+        settled = self.updates.settled
         started = time.monotonic()
         if self.steps is None:
             fetched = self._snapshots.fetch_rounded(out, newer.meta, newer.content)
@@ -425,12 +433,14 @@ class ShardLink:
             fetched = self._snapshots.follow(out, here, self.steps, newer.meta)
         self._fetch_seconds = time.monotonic() - started
         read, asked = (fetched.version, fetched.token), newer.meta
-        replaced = asked is None or read != (asked.version, asked.token)
-        # What was read instead may contain more of this worker's updates. If there is another one
-        # by now, that tells.
-        if replaced and self._poll(newer=False).version == read:
-            self._fetched_settled = self.updates.settled
-        self._fetched = fetched
+        if asked is None or read != (asked.version, asked.token):
+            # What was read instead may contain more of this worker's updates.
+            before, version = settled, self._poll(newer=False).version
+            settled = self.updates.settled
+            if version != read and settled != before:
+                return False
+        self._fetched, self._fetched_settled = fetched, settled
+        return True
 
     # -- push thread -------------------------------------------------------------------------------
 
