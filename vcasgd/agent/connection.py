@@ -327,7 +327,7 @@ class Tunnel(threading.Thread):
                 await relay((reader, writer), server, self._count_sent, self._count_received)
             except (OSError, TimeoutError, Unauthorized) as error:
                 # The worker retries.
-                log.warning("%s: %s", service, error or type(error).__name__)
+                log.warning("%s: %s", service, str(error) or "no answer")
             except asyncio.CancelledError:
                 # The tunnel stops. Older versions of asyncio would log it as an error.
                 pass
