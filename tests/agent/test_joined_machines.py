@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import sys
 from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +22,11 @@ from support.waiting import await_truth
 
 from vcasgd.chaos.audited_job import FINISH_SECONDS
 from vcasgd.spec.job import JobSpec
-from vcasgd.stack import StackState
+from vcasgd.stack import StackHome, StackState
 from vcasgd.stack.layout import GATEWAY
+from vcasgd.store import keys
+from vcasgd.store.connection import connect
+from vcasgd.store.embedded import ServerFiles
 
 #: Fails if it reaches any of the ports.
 PROBE = """
@@ -85,7 +90,7 @@ def test_machines_train_while_the_stack_loses_its_parts(
     volunteers: Volunteers, tmp_path: Path
 ) -> None:
     token, home = volunteers.token("parts"), volunteers.settings.home
-    job = CountedJob(volunteers.client, tmp_path)
+    job = CountedJob(volunteers.client, tmp_path, step_seconds=HELD_SECONDS)
     share = ("--share", str(tmp_path))
     with volunteers.machine(token, *share) as first, volunteers.machine(token, *share) as second:
         # Given machines that train, one of which is evicted
@@ -102,9 +107,35 @@ def test_machines_train_while_the_stack_loses_its_parts(
 
             # Then the other machine goes on
             job.await_updates(3)
+
+        # When the gateway, and then the API, is silent for longer than a machine may be
+        for part in (GATEWAY, "api"):
+            with _frozen(home, part):
+                await_truth(lambda: _silence(volunteers) > 5 * volunteers.settings.lease_seconds)
+            job.await_updates(3)
+            assert not job.events("worker-killed"), "its silence is not the machine's"
         job.finish()
         assert first.process.alive
         assert not first.said("removed"), "it was never lost"
+
+
+@contextmanager
+def _frozen(home: Path, part: str) -> Iterator[None]:
+    pid = StackState.read(home).parts[part].pid
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        os.kill(pid, signal.SIGCONT)
+
+
+def _silence(volunteers: Volunteers) -> float:
+    """Return the seconds since the last report of a machine."""
+    home = StackHome(volunteers.settings.home)
+    files = ServerFiles(home.path, volunteers.state.ports["ledger"], home.ensure_password("ledger"))
+    with closing(connect(files.url)) as ledger:
+        reports = ledger.hgetall(keys.JOINED_REPORTS).values()
+        return ledger.now() - max(json.loads(row)["at"] for row in reports)
 
 
 def _kill(home: Path, part: str) -> None:

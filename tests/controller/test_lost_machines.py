@@ -1,4 +1,7 @@
-"""A lost machine starts a round of the fleet loop, which frees the leases of its worker."""
+"""A lost machine starts a round of the fleet loop, which frees the leases of its worker.
+
+Machines that can't report are not lost.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,12 @@ from support.waiting import await_truth
 from support.world import World
 
 from vcasgd.controller.fleet.loop import LOOK_SECONDS, FleetLoop
+from vcasgd.schemas.joining import JoinRequest
+from vcasgd.store import keys
+from vcasgd.store.connection import RedisClient
+from vcasgd.store.ledger import machines as machines_module
 from vcasgd.store.ledger.leases import Lease, LostWorkers
+from vcasgd.store.ledger.machines import FORGET_SECONDS, JoinedMachines, MachineReport
 from vcasgd.worker_names import worker_name
 
 HOUR = 3600.0
@@ -82,3 +90,71 @@ def test_loss_starts_the_next_round_early(
     fleet.round()
     await_truth(lambda: cloud.counts()["machines"] == 2)
     await_truth(lambda: (fleet.round(), not fleet.due())[1])
+
+
+class Joined:
+    """Machines, a gateway that gives signs, and a controller with a clock of its own."""
+
+    def __init__(self, ledger: RedisClient, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now = 1e6
+        monkeypatch.setattr(machines_module, "boot_time", lambda: self.now)
+        self.machines = JoinedMachines(ledger, 8.0)
+        request = JoinRequest(version="1", host="h", cpus=1, memory_mb=1)
+        self.names = [
+            self.machines.join("ann", "0" * 64, "s", None, "p", request).name for _ in range(2)
+        ]
+
+    def present(self) -> list[str]:
+        found = {machine.name for machine, _, _ in self.machines.present()}
+        return [name for name in self.names if name in found]
+
+    def pass_time(self, seconds: int, *reporting: str, sign: bool = True) -> None:
+        for _ in range(seconds):
+            self.now += 1.0
+            if sign:
+                self.machines.reports_arrive()
+            for name in reporting:
+                self.machines.report(name, {}, leaving=False)
+            self.present()
+
+
+@pytest.fixture
+def joined(ledger: RedisClient, monkeypatch: pytest.MonkeyPatch) -> Joined:
+    return Joined(ledger, monkeypatch)
+
+
+def test_machines_that_can_not_report_are_not_lost(joined: Joined) -> None:
+    # Given two machines, a gateway, and an API that stops to answer while one machine dies
+    alive, dead = joined.names
+    joined.pass_time(10, alive, dead)
+    joined.pass_time(200, sign=False)
+
+    # Then both count, also at first when the API answers again
+    assert joined.present() == [alive, dead]
+    joined.pass_time(15)
+    assert joined.present() == [alive, dead]
+
+    # And the dead one is lost once it could have reported
+    joined.pass_time(10, alive)
+    assert joined.present() == [alive]
+
+
+def test_machines_are_lost_if_they_can_not_report_for_long(joined: Joined) -> None:
+    joined.pass_time(2, *joined.names)
+    joined.pass_time(int(FORGET_SECONDS), sign=False)
+    assert joined.present() == joined.names
+    joined.pass_time(30, sign=False)
+    assert joined.present() == []
+
+
+def test_a_controller_that_starts_while_machines_can_not_report(
+    joined: Joined, ledger: RedisClient
+) -> None:
+    # Given machines that reported until a gateway stopped an hour ago
+    past = ledger.now() - HOUR
+    for name in joined.names:
+        ledger.hset(keys.JOINED_REPORTS, name, MachineReport(at=past).model_dump_json())
+    ledger.set(keys.REPORTS_ARRIVE, past + 1)
+
+    # Then a controller that starts now counts them, too
+    assert joined.present() == joined.names

@@ -28,6 +28,7 @@ from vcasgd.steady_time import boot_time
 from vcasgd.store.admission import LEDGER, tensors_service
 from vcasgd.store.connection import connect
 from vcasgd.store.ledger.api_tokens import FRESH_SECONDS, ApiToken, ApiTokens, KnownTokens, name_in
+from vcasgd.store.ledger.machines import JoinedMachines
 from vcasgd.store.sentinel import address_of
 
 log = logging.getLogger(__name__)
@@ -156,6 +157,11 @@ PROBE_SECONDS = 60
 _OTHER_FILES, _VISITORS_PART, _REQUESTS_PART, _GUESTS_PART = 64, 8, 8, 4
 
 
+#: Heartbeats between two signs that machines can report.
+_SIGN_HEARTBEATS = 1.0
+_ASK_API = b"GET /readyz HTTP/1.1\r\nHost: gateway\r\nConnection: close\r\n\r\n"
+
+
 class Gateway:
     """Passes connections on. ``services`` are the URLs of the servers by name.
 
@@ -189,9 +195,11 @@ class Gateway:
         self._services = services
         self._api_socket = api_socket
 
-    async def watch(self) -> None:
-        """Follow the tokens, and report closed connections, until the task is cancelled."""
-        await asyncio.gather(self._guests.watch(), self._report())
+    async def watch(self, joined: JoinedMachines, heartbeat: float) -> None:
+        """Follow the tokens, report closed connections, and record that machines can report, until
+        the task is cancelled."""
+        signs = self._give_signs(joined, heartbeat)
+        await asyncio.gather(self._guests.watch(), self._report(), signs)
 
     async def _report(self) -> None:
         before: dict[str, int] = {}
@@ -201,6 +209,24 @@ class Gateway:
                 log.warning("silent connections that were closed to make room: %s", closed)
             before = closed
             await asyncio.sleep(REPORT_SECONDS)
+
+    async def _give_signs(self, joined: JoinedMachines, heartbeat: float) -> None:
+        """Record that machines can report, while the API answers.
+
+        Otherwise, the silence of the API or of this process would be that of all machines.
+        """
+        while True:
+            with contextlib.suppress(OSError, EOFError, TimeoutError, StoreError):
+                async with asyncio.timeout(limits.GATEWAY_FIRST_TIMEOUT):
+                    api = await asyncio.open_unix_connection(str(self._api_socket))
+                    try:
+                        api[1].write(_ASK_API)
+                        status = await api[0].readline()
+                    finally:
+                        close(api[1])
+                if status.startswith(b"HTTP/1.1 200 "):
+                    await asyncio.to_thread(joined.reports_arrive)
+            await asyncio.sleep(_SIGN_HEARTBEATS * heartbeat)
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Pass on one connection."""
@@ -339,7 +365,8 @@ async def _run(settings: Settings) -> None:
     for url in services.values():
         with contextlib.suppress(StoreError):
             address_of(url)  # names a certificate that is missing at once
-    tokens = KnownTokens(ApiTokens(connect(services[LEDGER])))
+    ledger = connect(services[LEDGER])
+    tokens, joined = KnownTokens(ApiTokens(ledger)), JoinedMachines(ledger, settings.lease_seconds)
     api_socket = Path(settings.required("api_socket"))
     gateway = Gateway(tokens, tls, services, api_socket, raise_file_limit())
     port = int(settings.required("join_port"))
@@ -361,7 +388,7 @@ async def _run(settings: Settings) -> None:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, PROBE_SECONDS)
         listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 2000 * PROBE_SECONDS)
-    watch = asyncio.create_task(gateway.watch())
+    watch = asyncio.create_task(gateway.watch(joined, settings.heartbeat))
     stopped = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stopped.set)

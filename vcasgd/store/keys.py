@@ -60,6 +60,8 @@ JOINED_REPORTS = "vcasgd:{fleet}:joined-reports"
 WORKER_ORDERS = "vcasgd:{fleet}:worker-orders"
 #: Hash: machine that joined → why it has to leave, as JSON.
 JOINED_ENDS = "vcasgd:{fleet}:joined-ends"
+#: String: when a gateway last found that machines can report, by the ledger's clock.
+REPORTS_ARRIVE = "vcasgd:{fleet}:reports-arrive"
 
 
 def request(identifier: str) -> str:

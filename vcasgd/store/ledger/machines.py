@@ -35,6 +35,9 @@ USUAL_LIMIT = 100
 #: Lease times without a report after which a machine is lost. Its leases end earlier; the rest of
 #: the time, it can come back from an outage of its network.
 LOST_LEASES = 3.0
+#: Lease times without a sign of a gateway after which machines can't report. What follows is no
+#: silence of theirs, unless it lasts for :data:`FORGET_SECONDS`.
+DEAF_LEASES = 0.5
 #: Lease times that a machine has to leave in.
 END_LEASES = 2.0
 #: Seconds after which the entries of a lost machine are deleted. Until then it can come back under
@@ -107,8 +110,10 @@ class JoinedMachines:
         self._ledger = ledger
         self._join = ledger.script("ledger/join")
         self._lease_seconds = lease_seconds
-        #: Time of the last report of each machine by the ledger's clock, and by :func:`boot_time`
-        #: when this process saw it.
+        #: The last sign of a gateway; when this process saw it, by :func:`boot_time`; and the time
+        #: by a clock that stands while machines can't report.
+        self._sign: tuple[bytes | None, float, float] | None = None
+        #: Time of the last report of each machine by the ledger's clock, and by that clock.
         self._heard: dict[bytes, tuple[float, float]] = {}
 
     @property
@@ -119,6 +124,10 @@ class JoinedMachines:
     def now(self) -> float:
         """Return the ledger's time."""
         return self._ledger.now()
+
+    def reports_arrive(self) -> None:
+        """Record as a gateway that machines can report."""
+        self._ledger.set(names.REPORTS_ARRIVE, self.now())
 
     # -- for the API -----------------------------------------------------------------------------
 
@@ -218,16 +227,18 @@ class JoinedMachines:
             pipe.hgetall(names.JOINED)
             pipe.hgetall(names.JOINED_REPORTS)
             pipe.hgetall(names.JOINED_ENDS)
+            pipe.get(names.REPORTS_ARRIVE)
             pipe.time()
-            machines, reports, ends, (seconds, _) = pipe.execute()
-        present, gone, now = [], [], boot_time()
+            machines, reports, ends, sign, (seconds, _) = pipe.execute()
+        present, gone, now = [], [], self._hearing_time(sign)
+        last = seconds if sign is None else float(sign)
         heard: dict[bytes, tuple[float, float]] = {}
         for name, row in machines.items():
             machine = _read(JoinedMachine, name.decode(), row)
             report = _read(MachineReport, name.decode(), reports.get(name))
             end = _read(MachineEnd, name.decode(), ends.get(name))
             if report is not None:
-                heard[name] = self._last_heard(name, report, seconds, now)
+                heard[name] = self._last_heard(name, report, last, now)
             silence = now - heard[name][1] if name in heard else float("inf")
             if machine is None or silence > FORGET_SECONDS or (end and seconds > end.by):
                 gone.append(name.decode())
@@ -239,11 +250,24 @@ class JoinedMachines:
         self.remove(*gone)
         return present
 
+    def _hearing_time(self, sign: bytes | None) -> float:
+        """Return the time by the clock that stands while machines can't report."""
+        now = boot_time()
+        known, seen_at, began = self._sign or (sign, now, now)
+        passed = now - seen_at
+        deaf = max(0.0, min(passed, FORGET_SECONDS) - DEAF_LEASES * self._lease_seconds)
+        time = began + passed - (0.0 if known is None else deaf)
+        if self._sign is None or sign is None or sign != known:
+            self._sign = (sign, now, time)
+            if known is not None and passed > self._lease_seconds:
+                log.warning("no machine could report for %.0f s; none is lost for that", passed)
+        return time
+
     def _last_heard(
         self, machine: bytes, report: MachineReport, seconds: float, now: float
     ) -> tuple[float, float]:
         """Return the time of a report by the ledger's clock, whose steps don't count, and by
-        :func:`boot_time`. ``seconds`` and ``now`` are the present ones."""
+        the other one. ``seconds`` and ``now`` are the present ones."""
         known = self._heard.get(machine)
         if known is None:
             return report.at, now - max(0.0, seconds - report.at)
