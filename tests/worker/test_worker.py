@@ -96,6 +96,19 @@ class Mine(Audit):
     def loss(self, model, batch):
         return super().loss(model, batch) * float("nan")
 """
+#: A sampler whose second epoch is shorter, as one that fills batches by classes.
+SHRINKS = """
+class Shorter(torch.utils.data.Sampler):
+    length = 100
+
+    def __iter__(self):
+        yield from range(self.length)
+        self.length -= 10
+
+class Mine(Audit):
+    def sampler(self, dataset):
+        return Shorter()
+"""
 #: A metric that is missing.
 EVALUATES = """
 class Mine(Audit):
@@ -113,8 +126,12 @@ class Mine(Audit):
         (NAN, {"workers": 3, "epochs": 1000}, "the loss is nan in local step 1"),
         (OVERFLOWS, {}, "the model's parameters are no longer finite"),
         (EVALUATES, {}, "evaluate raised KeyError: 'top5'"),
+        pytest.param(
+            *(SHRINKS, {"epochs": 2}, "Shorter has 90 draws in epoch 2, and 100 in the first one"),
+            marks=pytest.mark.ci,
+        ),
     ],
-    ids=["model", "exit", "data", "loss", "parameters", "evaluation"],
+    ids=["model", "exit", "data", "loss", "parameters", "evaluation", "sampler"],
 )
 def test_code_that_never_works_fails_the_job_before_anything_is_trained(
     user: User, code: str, fields: dict[str, Any], reason: str

@@ -297,6 +297,9 @@ class Setup:
         reported = context.jobs.get(context.job).facts
         if reported is None:
             learner.findings.count_samples(self._progress)
+            if (plan := learner.plan).epochs > 1:
+                # A sampler that draws another number of samples is an error now, not in epoch 2.
+                plan.indices(plan.subtasks_per_epoch, 0, 1)
         volunteer = context.settings.volunteer
         facts = reported or learner.facts(len(context.nodes), verified=volunteer)
         if reported is None:
