@@ -71,6 +71,7 @@ SAVES = 'torch.save(model.state_dict(), "model.pt")'
         (MAIN, "pass", SAVES, "torch.save(…)"),
         (MAIN, "model.eval()", SAVES, "torch.save(…)"),
         (MAIN, "pass", "with torch.no_grad(): print(f'{evaluate(model):.3f}')", "evaluate(…)"),
+        (MAIN, "pass", "if accelerator.is_main_process() and get_rank() == 0: print(best)", None),
         (BATCHES, "pass", "print(len(data))", None),
         (BATCHES, "pass", SAVES, "torch.save(…)"),
         (BATCHES, SAVES, "pass", "torch.save(…)"),

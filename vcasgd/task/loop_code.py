@@ -199,11 +199,12 @@ def _turns_once(loop: ast.AST, frame: FrameType) -> bool:
 
 # -- code that a job doesn't run -------------------------------------------------------------------
 
-#: Calls that a user doesn't miss, besides those of builtins: reports, clean-up, and times.
+#: Calls that a user doesn't miss, besides those of builtins: reports, clean-up, times, and tests.
 _NOT_MISSED = re.compile(
     r"log|info|debug|warn(ing)?|format|join|item|time|perf_counter|monotonic|now|timedelta|exit"
     r"|close|flush|finish|end(_\w+)?|clean_?up|shutdown|teardown|synchronize|empty_cache|collect"
     r"|eval|no_grad|inference_mode|autocast|barrier|wait_for_everyone|destroy_process_group"
+    r"|is_\w+|get_(rank|world_size)|exists"
 )
 
 
