@@ -316,9 +316,13 @@ def test_a_package_of_another_user_can_be_used_but_not_replaced(api: Api) -> Non
     assert answer.status_code == 422
 
 
-def test_a_token_for_an_unknown_pool_is_refused(api: Api, client: Client) -> None:
-    api.control.publish({}, {"attic": {}})
+def test_a_token_for_a_pool_that_no_machine_can_join_is_refused(api: Api, client: Client) -> None:
+    api.control.publish({}, {"attic": {"provider": "join"}, "local": {"provider": "local"}})
 
-    with pytest.raises(SpecError, match="there is no pool nopool") as caught:
-        client.create_token("ann", "join", pool="nopool")
-    assert caught.value.remedy == "choose from attic"
+    for pool, why in (
+        ("nopool", "there is no pool nopool"),
+        ("local", "machines can't join local"),
+    ):
+        with pytest.raises(SpecError, match=why) as caught:
+            client.create_token("ann", "join", pool=pool)
+        assert caught.value.remedy == "choose from attic"

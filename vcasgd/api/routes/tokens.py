@@ -93,18 +93,17 @@ def create_token(
 ) -> NewToken:
     """Create a token for a user. Only this response contains its secret."""
     pools = services.control.pools()
+    joined = sorted(name for name, row in pools.items() if row.get("provider") == JOIN)
+    remedy = f"choose from {', '.join(joined)}" if joined else "add a pool with provider: join"
     if body.scope is Scope.JOIN and body.pool is None:
-        joined = sorted(name for name, row in pools.items() if row.get("provider") == JOIN)
-        remedy = f"choose from {', '.join(joined)}" if joined else "add a pool with provider: join"
         raise SpecError("pool: is required with scope join", remedy=remedy, field="pool")
     if body.scope is not Scope.JOIN and body.pool is not None:
         raise SpecError("pool: is only for scope join", remedy="leave it out", field="pool")
     if body.pool is not None and pools and body.pool not in pools:
-        raise SpecError(
-            f"pool: there is no pool {body.pool}",
-            remedy=f"choose from {', '.join(sorted(pools))}",
-            field="pool",
-        )
+        raise SpecError(f"pool: there is no pool {body.pool}", remedy=remedy, field="pool")
+    if body.pool is not None and pools and body.pool not in joined:
+        text = f"pool: machines can't join {body.pool}, which launches its own"
+        raise SpecError(text, remedy=remedy, field="pool")
     lifetime = body.expires.total_seconds() if body.expires else None
     token, text = services.tokens.create(
         body.name,
