@@ -155,10 +155,7 @@ REPORT_SECONDS = 60.0
 PROBE_SECONDS = 60
 #: Open files besides connections, and parts of the others for each kind of connection.
 _OTHER_FILES, _VISITORS_PART, _REQUESTS_PART, _GUESTS_PART = 64, 8, 8, 4
-
-
-#: Heartbeats between two signs that machines can report.
-_SIGN_HEARTBEATS = 1.0
+#: A request whose answer shows that the API serves others, too.
 _ASK_API = b"GET /readyz HTTP/1.1\r\nHost: gateway\r\nConnection: close\r\n\r\n"
 
 
@@ -226,7 +223,7 @@ class Gateway:
                         close(api[1])
                 if status.startswith(b"HTTP/1.1 200 "):
                     await asyncio.to_thread(joined.reports_arrive)
-            await asyncio.sleep(_SIGN_HEARTBEATS * heartbeat)
+            await asyncio.sleep(heartbeat)
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Pass on one connection."""
