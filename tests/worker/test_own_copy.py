@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future
@@ -10,6 +11,7 @@ from functools import partial
 
 import pytest
 import torch
+from support.servers import Fault, through_proxy
 from support.shard_pair import COARSE, MakePair, ShardPair
 from support.waiting import PATIENCE, await_truth
 from support.work import memory_of
@@ -17,6 +19,7 @@ from support.work import memory_of
 from vcasgd.errors import NonFiniteLoss
 from vcasgd.learning.shards import ShardRange
 from vcasgd.learning.vector import Floats, MappedVector
+from vcasgd.store.connection import RedisClient
 from vcasgd.worker import shard_link
 from vcasgd.worker.exchange import Exchange
 from vcasgd.worker.own_copy import OwnCopy
@@ -34,10 +37,18 @@ class Trainee:
     ``mapped``: its process has only parts of the vectors.
     """
 
-    def __init__(self, pair: ShardPair, name: str, subtask: int, *, mapped: bool = False) -> None:
+    def __init__(
+        self,
+        pair: ShardPair,
+        name: str,
+        subtask: int,
+        *,
+        mapped: bool = False,
+        nodes: list[RedisClient] | None = None,
+    ) -> None:
         self.pair, self.name, self.subtask = pair, name, subtask
         # Its own, because clients count what they receive.
-        self.nodes = [server.client() for server in pair.servers]
+        self.nodes = nodes or [server.client() for server in pair.servers]
         self.exchange = Exchange(self.nodes, pair.world.job, patience=10)
         spec, layout = pair.world.spec, pair.world.layout
         self.exchange.open(pair.cut, spec.update, layout, adopts=True, mapped=mapped)
@@ -306,6 +317,23 @@ def test_an_adopted_version_is_no_base(
     assert torch.equal(worker.exchange.base.floats, job.published())
 
 
+def test_a_copy_gets_an_update_that_it_began_without(
+    job: ShardPair, worker: Trainee, commit: Callable[..., None]
+) -> None:
+    # Given a copy that begins while an update of the one before isn't applied
+    worker.train(2)
+    worker.exchange.forget(2)  # The lease of another subtask was lost.
+    worker.exchange.refresh(again=True)
+    worker.start()
+    worker.step()
+    assert torch.equal(worker.model, job.world.delta(0, 2, 3))
+
+    commit(worker)
+    worker.await_versions(1)
+
+    assert torch.equal(worker.model, job.world.delta(0, 0, 3))
+
+
 def test_a_worker_with_nothing_to_do_learns_what_became_of_its_updates(
     job: ShardPair, worker: Trainee, other: Trainee, commit: Callable[..., None]
 ) -> None:
@@ -347,6 +375,55 @@ def test_a_copy_goes_back_with_a_model_that_was_lost(
     worker.start()
     await_truth(has_none)
     assert not worker.model.any()
+
+
+def test_an_update_that_overtakes_a_lost_one_is_in_the_model_once(make_pair: MakePair) -> None:
+    with make_pair(1, samples=SAMPLES) as job:
+        server, done = job.shard(0), threading.Event()
+        server.turn()
+
+        def overtake() -> None:
+            """Apply one of the next subtask, and one of another worker, to an empty server."""
+            job.nodes[0].flushall()
+            server.turn()
+            worker.subtask, worker.position = 1, 0
+            worker.train(1)
+            assert worker.exchange.flush(PATIENCE)
+            job.world.push(2, 0, 1)
+            server.turn()
+            done.set()
+
+        # Given an update that the server loses before the worker asks what became of it
+        question = Fault(1, instead=overtake)
+        with through_proxy(job.servers[0], 0, question) as node:
+            worker = Trainee(job, "w", 0, nodes=[node])
+            worker.train(2)
+            assert worker.exchange.flush(PATIENCE)
+            await_truth(lambda: worker.exchange[0].idle)
+            question.arm()
+            worker.exchange[0].poll(newer=True)
+            assert done.wait(PATIENCE)
+
+            def has_followed() -> bool:
+                worker.follow()
+                return worker.exchange.went_back or worker.exchange[0].version == (2, 1)
+
+            await_truth(has_followed)
+            if worker.exchange.went_back:
+                worker.exchange.refresh(again=True)
+                worker.start()
+            else:
+                worker.follow(wait=True)
+            assert worker.model.max() == 1
+
+            # Then it pushes the lost one again
+            assert worker.exchange.flush(PATIENCE)
+            server.turn()
+            worker.await_versions(3)
+            expected = [job.world.delta(*each) for each in ((0, 0, 2), (1, 0, 1), (2, 0, 1))]
+            assert torch.equal(worker.model, torch.stack(expected).sum(0))
+            assert torch.equal(job.published(), worker.model)
+            worker.close()
 
 
 def train_to_the_end(

@@ -69,6 +69,8 @@ class OwnCopy:
         self._layout, self._device = layout, device
         self._rollbacks, self._adopts = base.rollbacks, adopts
         self._parts = [OwnPart(link.part, base.floats, device, mapped=mapped) for link in links]
+        #: Updates of this worker before the copy, which it may lack until a version has them.
+        self._before = [link.updates.added for link in links]
         #: Updates of this worker in each shard's version, and whether one had more of them before.
         self._settled, self._fell_back = [link.settled for link in links], False
         #: Its counters, int64 [k], now and when shard 0 was pushed last.
@@ -94,7 +96,7 @@ class OwnCopy:
     @property
     def went_back(self) -> bool:
         """True if the copy has to be given up, because the model went back: to an earlier one, or
-        to a server that lacks updates which were applied."""
+        to a server that lacks updates which it had."""
         return self._fell_back or min(link.rollbacks for link in self._links) != self._rollbacks
 
     def read_start(self, out: Floats) -> None:
@@ -125,15 +127,16 @@ class OwnCopy:
     def _ask(self, link: ShardLink) -> None:
         """Continue with a link that waits for nothing."""
         link.check()
+        adopts = self._adopts and link.settled >= self._before[link.part.shard]
         # At once: once the copy is dropped, a version that waits here could be taken for a base.
-        if self._adopts and (meta := link.adopt()):
+        if adopts and (meta := link.adopt()):
             self._bases.pass_by(link, meta)
             self._settle(link)
             self._bases.release_outdated()
         elif link.sees_newer:
             link.fetch(*self._bases.parts(link.part))
         elif link.lacks_last:
-            link.watch(*self._bases.parts(link.part), adopts=self._adopts)
+            link.watch(*self._bases.parts(link.part), adopts=adopts)
         elif time.monotonic() - link.asked_at >= LOOK_SECONDS:
             link.poll(newer=True)
 
@@ -155,7 +158,7 @@ class OwnCopy:
     def _settle(self, link: ShardLink) -> None:
         """Record how many updates a shard's version contains."""
         shard = link.part.shard
-        self._fell_back |= link.settled < self._settled[shard]
+        self._fell_back |= link.settled < self._settled[shard] or link.overtaken
         self._settled[shard] = link.settled
         self._parts[shard].settle(link.settled)
 

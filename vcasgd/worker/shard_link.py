@@ -125,6 +125,9 @@ class ShardLink:
         #: submitted updates that it contains, or that no version will ever contain.
         self.version: tuple[int, int] | None = None
         self.settled = 0
+        #: True if the server has lost an update that is pushed again, and applied a later one, so
+        #: that the number doesn't tell which ones a version contains.
+        self.overtaken = False
         #: :attr:`Meta.rollbacks` and :attr:`Meta.restorations` of that version.
         self.rollbacks = self.restorations = 0
         #: When the version was published, by the clock of its server.
@@ -219,7 +222,7 @@ class ShardLink:
     @property
     def lacks_last(self) -> bool:
         """True if the base doesn't contain the last submitted update, but a later one will."""
-        return self.updates.added > self.settled
+        return self.updates.added > self.settled and not self.overtaken
 
     # -- poll, fetch -------------------------------------------------------------------------------
 
@@ -368,6 +371,12 @@ class ShardLink:
 
     def _on_status(self, pushed: list[QueuedUpdate], status: UpdateStatus) -> UpdateStatus:
         self.updates.on_status(pushed, status)
+        known = zip(pushed, status.outcomes, strict=True)
+        applied = [fate == "applied" for update, fate in known if update.own and ":" not in fate]
+        if applied != sorted(applied, reverse=True):
+            self.overtaken = True
+        elif self.updates.settled == self.updates.added:
+            self.overtaken = False
         self._newer = status if status.meta is not None else None
         return status
 
