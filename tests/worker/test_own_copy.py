@@ -320,7 +320,7 @@ def test_an_adopted_version_is_no_base(
 def test_a_copy_gets_an_update_that_it_began_without(
     job: ShardPair, worker: Trainee, commit: Callable[..., None]
 ) -> None:
-    # Given a copy that begins while an update of the one before isn't applied
+    # Given a copy that begins while an update of the previous one isn't applied
     worker.train(2)
     worker.exchange.forget(2)  # The lease of another subtask was lost.
     worker.exchange.refresh(again=True)
