@@ -317,12 +317,14 @@ def test_a_package_of_another_user_can_be_used_but_not_replaced(api: Api) -> Non
 
 
 def test_a_token_for_a_pool_that_no_machine_can_join_is_refused(api: Api, client: Client) -> None:
-    api.control.publish({}, {"attic": {"provider": "join"}, "local": {"provider": "local"}})
+    providers = {"attic": "join", "hpc": "slurm", "local": "local"}
+    api.control.publish({}, {name: {"provider": each} for name, each in providers.items()})
 
+    client.create_token("hpc", "join", pool="hpc")
     for pool, why in (
         ("nopool", "there is no pool nopool"),
         ("local", "machines can't join local"),
     ):
         with pytest.raises(SpecError, match=why) as caught:
             client.create_token("ann", "join", pool=pool)
-        assert caught.value.remedy == "choose from attic"
+        assert caught.value.remedy == "choose from attic, hpc"

@@ -13,7 +13,7 @@ from vcasgd.api.callers import COOKIE, SIGN_IN_SECONDS
 from vcasgd.api.problems import documented
 from vcasgd.api.wheel import install_command
 from vcasgd.errors import NotFound, SpecError, Unauthorized
-from vcasgd.fleet.pools import JOIN
+from vcasgd.fleet.pools import JOINING_PROVIDERS
 from vcasgd.schemas.service import (
     CallerView,
     NewToken,
@@ -93,7 +93,7 @@ def create_token(
 ) -> NewToken:
     """Create a token for a user. Only this response contains its secret."""
     pools = services.control.pools()
-    joined = sorted(name for name, row in pools.items() if row.get("provider") == JOIN)
+    joined = sorted(name for name, row in pools.items() if row.get("provider") in JOINING_PROVIDERS)
     remedy = f"choose from {', '.join(joined)}" if joined else "add a pool with provider: join"
     if body.scope is Scope.JOIN and body.pool is None:
         raise SpecError("pool: is required with scope join", remedy=remedy, field="pool")
