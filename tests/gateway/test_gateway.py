@@ -257,10 +257,11 @@ def test_a_pool_without_room_refuses(gateway: RunningGateway) -> None:
 
 @pytest.mark.parametrize("pool", ["gone", "cloud"])
 def test_a_pool_that_takes_no_machines_is_refused(gateway: RunningGateway, pool: str) -> None:
-    cloud, gone = {"position": 0, "provider": "aws"}, {"position": 1, "provider": "join"}
-    gateway.api.control.publish({}, {"cloud": cloud, "gone": gone})
+    # Given a token for a pool that is changed, or removed
+    joined = {"position": 0, "provider": "join"}
+    gateway.api.control.publish({}, {"cloud": joined, "gone": joined})
     text = gateway.token("ann", pool=pool)
-    gateway.api.control.publish({}, {"cloud": cloud})
+    gateway.api.control.publish({}, {"cloud": {"position": 0, "provider": "aws"}})
     with pytest.raises(Conflict, match=f"no machine can join pool {pool}"):
         gateway.machine(text).join(MACHINE)
 
