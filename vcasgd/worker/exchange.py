@@ -40,6 +40,9 @@ from vcasgd.worker.shard_link import ShardLink
 from vcasgd.worker.update_queue import MAX_UNAPPLIED, Settled
 from vcasgd.worker.vectors import Vector, VectorPool
 
+#: Shards that a node and this worker move at a time: enough to keep both busy. More would take the
+#: processors from training in bursts.
+BUSY_SHARDS = 4
 #: Seconds to wait for a node, in addition to twice the time of the fastest one.
 LATE_SECONDS = 0.5
 #: Seconds between two polls while a server that the worker waits for doesn't answer.
@@ -123,7 +126,7 @@ class Exchange:
         self._mapped, self._device = mapped, torch.device("cpu" if mapped else device)
         self._bases, self._layout = BaseVectors(self._pool, cut.shards), layout
         self._encoders = [Encoder(update, layout, part, mapped=mapped) for part in cut.parts]
-        most = MAPPED_SHARDS if mapped else 2 * cut.shards
+        most = MAPPED_SHARDS if mapped else BUSY_SHARDS
         vector_slots = {node: threading.Semaphore(most) for node in self._node_of}
         self._links = tuple(
             ShardLink(
