@@ -66,7 +66,7 @@ _POOLS: Columns = {
     "LAUNCHES": lambda row: row.get("launches"),
     "TRUST": lambda row: row.get("trust"),
     "LABELS": lambda row: ", ".join(row.get("labels") or ()) or None,
-    "BLOCKED": lambda row: row.get("reason"),
+    "STATE": lambda row: row.get("reason") or "available",
 }
 
 

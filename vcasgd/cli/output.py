@@ -207,7 +207,7 @@ def duration(seconds: float | None) -> str:
     """Return a duration in the largest unit that fits, such as ``3 h``."""
     if seconds is None:
         return ""
-    for unit, length in (("d", 86400), ("h", 3600), ("m", 60)):
+    for unit, length in (("d", 86400), ("h", 3600), ("min", 60)):
         if seconds >= 2 * length:
             return f"{seconds / length:.0f} {unit}"
     return f"{max(0.0, seconds):.0f} s"

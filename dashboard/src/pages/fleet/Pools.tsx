@@ -87,7 +87,7 @@ function cheapest(pool: Pool): number | null {
 
 function Availability({ pool, now }: { pool: Pool; now: number }) {
   const left = (pool.blocked_until ?? 0) - now;
-  if (left <= 0) return <span className={classes.ready}>available</span>;
+  if (left <= 0) return pool.reason || <span className={classes.ready}>available</span>;
   return (
     <span className={classes.resting} title={pool.reason ?? undefined}>
       refused; next try in {duration(left)}
