@@ -367,14 +367,19 @@ def test_a_copy_goes_back_with_a_model_that_was_lost(
         job.nodes[shard].flushall()
         job.install(shard)
 
-    def has_none() -> bool:
+    def goes_back() -> bool:
         worker.follow()
-        lost = all(link.version == (0, 0) for link in worker.exchange)
-        return lost and not worker.copy.merging
+        return worker.exchange.went_back
 
     worker.start()
-    await_truth(has_none)
+    worker.copy.integers += 1
+    await_truth(goes_back)
+
+    # Then nothing of it is left, neither its parameters nor its statistics and counters
+    worker.exchange.refresh(again=True)
+    worker.start()
     assert not worker.model.any()
+    assert not worker.copy.integers.any()
 
 
 def test_an_update_that_overtakes_a_lost_one_is_in_the_model_once(make_pair: MakePair) -> None:

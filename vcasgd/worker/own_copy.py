@@ -143,8 +143,11 @@ class OwnCopy:
     def _merge(self, link: ShardLink) -> None:
         """Start to move a part to the version that was fetched."""
         own, (version, base) = self._parts[link.part.shard], self._bases.parts(link.part)
-        self._bases.pass_by(link, link.take())
+        before = link.version or (0,)
+        self._bases.pass_by(link, meta := link.take())
         self._settle(link)
+        # The parameters would follow, but not the statistics and counters.
+        self._fell_back |= meta.version < before[0]
         if self.went_back:
             return
         if link.steps is not None:
