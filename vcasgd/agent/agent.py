@@ -171,7 +171,7 @@ class Agent:
                     return
                 joined_before = True
             except ApiError as error:
-                if not joined_before or not may_work_later(error) or terms.silence.too_long:
+                if not joined_before or not may_work_later(error) or terms.silence.too_long():
                     raise
                 self.display.state(f"no answer: {error.message}")
             if not terms.schedule.over(_now()):
@@ -258,7 +258,7 @@ class Visit:
                 return f"the stack has vcasgd {view.version} now", None
             if self._removed:
                 return "", None
-            if self._terms.silence.too_long:
+            if self._terms.silence.too_long():
                 self._dismissed = True
                 return "the stack doesn't answer any more", None
 

@@ -93,12 +93,20 @@ class Availability:
         return min((each for each in ends if each is not None), default=None)
 
 
+#: Most of the limit for which a pause between two looks counts.
+PAUSE_SHARE = 0.25
+
+
 class StackSilence:
-    """Time since the last answer of the stack, and how long it may be."""
+    """Time since the last answer of the stack, and how long it may be.
+
+    A longer pause between two looks, as of a frozen process or outside of the schedule, is no
+    silence of the stack's.
+    """
 
     def __init__(self, limit: timedelta | None = None) -> None:
         self._limit = float("inf") if limit is None else limit.total_seconds()
-        self._since = time.monotonic()
+        self.broken()
 
     @classmethod
     def parse(cls, text: str | None) -> StackSilence:
@@ -107,12 +115,14 @@ class StackSilence:
 
     def broken(self) -> None:
         """Record an answer."""
-        self._since = time.monotonic()
+        self._seconds, self._looked_at = 0.0, time.monotonic()
 
-    @property
     def too_long(self) -> bool:
-        """True if the machine should leave."""
-        return time.monotonic() - self._since > self._limit
+        """Look again, and return True if the machine should leave."""
+        now = time.monotonic()
+        self._seconds += min(now - self._looked_at, PAUSE_SHARE * self._limit)
+        self._looked_at = now
+        return self._seconds > self._limit
 
 
 def parse_until(text: str, now: datetime) -> datetime:
