@@ -165,6 +165,22 @@ def aws() -> Iterator[AwsBackend]:
         yield backend
 
 
+@pytest.mark.parametrize("price", ["nan", "inf", "-1", "0", "1e9"])
+def test_what_is_no_price_counts_as_none(
+    aws: AwsBackend, monkeypatch: pytest.MonkeyPatch, price: str
+) -> None:
+    first, second = aws.zones
+    prices = {(aws.kind, first): float(price), (aws.kind, second): 0.05}
+    monkeypatch.setattr(aws.ec2, "prices", prices)
+    (spot,) = aws.provider().offers(aws.pool)
+    assert (spot.zone, spot.price_per_hour) == (second, 0.05)
+
+    monkeypatch.setattr(aws.ec2, "price_list", {aws.kind: float(price)})
+    offers = aws.provider(spot=False).offers(aws.pool)
+    usual = PriceTable.load("aws").price("us-east-1", aws.kind).on_demand
+    assert {one.price_per_hour for one in offers if one.machine_type == aws.kind} == {usual}
+
+
 @pytest.mark.parametrize("allowed", [True, False])
 def test_prices_on_demand_are_those_of_the_price_list_if_it_may_be_read(
     aws: AwsBackend, allowed: bool

@@ -246,7 +246,7 @@ class _Handler(QuietHandler):
         wanted = {row["Field"]: row["Value"] for row in request["Filters"]}
         assert wanted["regionCode"] == REGION
         price = prices.get(wanted["instanceType"])
-        dimension = {"unit": "Hrs", "pricePerUnit": {"USD": f"{price}0000"}}
+        dimension = {"unit": "Hrs", "pricePerUnit": {"USD": f"{price or 0:.10f}"}}
         term = {"priceDimensions": {"x.JRTCKXETXF.6YS6EN2CT7": dimension}}
         product = {"terms": {"OnDemand": {"x.JRTCKXETXF": term}}}
         found = [] if price is None else [json.dumps(product)]

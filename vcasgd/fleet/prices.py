@@ -44,6 +44,15 @@ PRICE_LIST_SECONDS = 86_400.0
 RETRY_SECONDS = 600.0
 
 
+#: More than any machine costs, in USD per hour.
+MAX_PRICE = 1e6
+
+
+def is_price(usd: float) -> bool:
+    """Return False for no number, nothing, or less, with which a machine would use up no budget."""
+    return 0 < usd <= MAX_PRICE
+
+
 class Told(NamedTuple):
     """Prices that a cloud has just told, by region and type."""
 

@@ -26,7 +26,7 @@ from vcasgd.errors import (
     Throttled,
 )
 from vcasgd.fleet.pools import AwsPoolSpec
-from vcasgd.fleet.prices import PriceTable, Told
+from vcasgd.fleet.prices import PriceTable, Told, is_price
 from vcasgd.fleet.providers.aws_calls import (
     BOOT_ERROR_TAG,
     CLUSTER_TAG,
@@ -277,6 +277,7 @@ class AwsProvider(Provider[AwsPoolSpec]):
                 float(row["SpotPrice"]), row["Timestamp"].timestamp()
             )
             for row in sorted(rows, key=lambda row: row["Timestamp"])
+            if is_price(float(row["SpotPrice"]))
         }
 
     def _known_prices(self, rows: list[dict[str, Any]]) -> Prices:

@@ -27,6 +27,7 @@ from vcasgd.errors import (
     Throttled,
 )
 from vcasgd.fleet.pools import AwsPoolSpec
+from vcasgd.fleet.prices import is_price
 from vcasgd.fleet.providers.base import (
     CONNECTIONS,
     AccountAnswer,
@@ -146,11 +147,12 @@ def list_prices(region: str, kinds: Iterable[str]) -> dict[str, float]:
         request = {"ServiceCode": "AmazonEC2", "Filters": filters}
         products = map(json.loads, call(pricing, "get_products", None, request)["PriceList"])
         found = [
-            float(dimension["pricePerUnit"].get("USD", 0))
+            usd
             for product in products
             for term in product.get("terms", {}).get("OnDemand", {}).values()
             for dimension in term["priceDimensions"].values()
             if dimension.get("unit") == "Hrs"
+            and is_price(usd := float(dimension["pricePerUnit"].get("USD", 0)))
         ]
         if price := max(found, default=0.0):
             prices[kind] = price

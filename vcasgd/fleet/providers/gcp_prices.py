@@ -14,7 +14,7 @@ from typing import Any
 
 from vcasgd.errors import CloudUnavailable
 from vcasgd.fleet.pools import GcpPoolSpec
-from vcasgd.fleet.prices import PriceTable, Told
+from vcasgd.fleet.prices import PriceTable, Told, is_price
 from vcasgd.fleet.providers.gcp_calls import attempt, session
 from vcasgd.spec.hardware import Hardware
 
@@ -82,7 +82,8 @@ def _rates(skus: Iterable[dict[str, Any]], regions: set[str]) -> _Rates:
             # The newest price, and the last tier, which has no free units.
             tier = sku["pricingInfo"][0]["pricingExpression"]["tieredRates"][-1]["unitPrice"]
             price = int(tier.get("units", 0)) + tier.get("nanos", 0) / 1e9
-            rates |= {(region, usage, what[1]): price for region in regions & {*here} if what}
+            if what and is_price(price):
+                rates |= {(region, usage, what[1]): price for region in regions & {*here}}
     return rates
 
 
