@@ -6,6 +6,7 @@ import socket
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -31,6 +32,18 @@ from vcasgd.store.connection import (
 )
 
 pytestmark = pytest.mark.both_servers
+
+
+def test_a_server_starts_in_a_folder_of_any_name(tmp_path: Path) -> None:
+    server = RedisServer(tmp_path / 'é "1" #2 50%25', durable=True)
+    try:
+        with connect(server.files.nearest_url) as near:
+            assert near.ping()
+        assert server.files.socket
+        assert server.files.socket.is_socket()
+    finally:
+        server.end()
+
 
 # --- servers that exist only on the wire ------------------------------------------------------
 

@@ -68,7 +68,8 @@ class ServerFiles:
     @property
     def nearest_url(self) -> str:
         """URL of the Unix socket if there is one, which needs less processor time than TCP."""
-        return f"unix://:{self.password}@{self.socket}?db=0" if self.socket else self.url
+        path = self.socket and quote(os.fsencode(self.socket))
+        return f"unix://:{self.password}@{path}?db=0" if path else self.url
 
     @property
     def configuration(self) -> Path:
@@ -108,7 +109,7 @@ def write_configuration(
     lines = [
         "bind 127.0.0.1",
         f"port {files.port}",
-        f"dir {files.directory}",
+        f"dir {_quoted(files.directory)}",
         f"requirepass {files.password}",
         'save ""',
         f"appendonly {'yes' if durable else 'no'}",
@@ -124,11 +125,16 @@ def write_configuration(
         "loglevel notice",
     ]
     if files.socket is not None:
-        lines += [f"unixsocket {files.socket}", "unixsocketperm 700"]
+        lines += [f"unixsocket {_quoted(files.socket)}", "unixsocketperm 700"]
     if memory_mb is not None:
         clients_mb = max(MIN_CLIENTS_MB, memory_mb * MAX_CLIENTS_PERCENT // 100)
         lines += [f"maxmemory {memory_mb}mb", f"maxmemory-clients {clients_mb}mb"]
     write_private(files.configuration, "\n".join([*lines, *more, ""]))
+
+
+def _quoted(path: Path) -> str:
+    """Return a path as one word of a configuration."""
+    return '"{}"'.format(str(path).replace("\\", r"\\").replace('"', r"\""))
 
 
 def server_command(files: ServerFiles, configured: str | Path | None = None) -> list[str]:
@@ -187,7 +193,7 @@ def write_sentinel_configuration(
     lines = [
         "bind 127.0.0.1",
         f"port {files.port}",
-        f"dir {files.directory}",
+        f"dir {_quoted(files.directory)}",
         # The password of this Sentinel, and the one that it sends to the others.
         f"requirepass {files.password}",
         f"sentinel sentinel-pass {files.password}",
