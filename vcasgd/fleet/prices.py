@@ -42,8 +42,6 @@ log = logging.getLogger(__name__)
 PRICE_LIST_SECONDS = 86_400.0
 #: The same after an attempt that failed.
 RETRY_SECONDS = 600.0
-
-
 #: More than any machine costs, in USD per hour.
 MAX_PRICE = 1e6
 
