@@ -197,7 +197,7 @@ def test_plan_is_shown_as_text(run: Run, job_file: Path) -> None:
 
     assert shown.exit_code == 0, shown.output
     assert "2 machines for 2.0000 USD/h (8.0000 on demand)" in shown.stdout
-    assert "about 6 m and 0.20 USD (0.80 on demand)" in shown.stdout
+    assert "about 6 min and 0.20 USD (0.80 on demand)" in shown.stdout
     assert "assumed: each trains 10 samples/s, as given" in shown.stdout
 
 
@@ -211,7 +211,7 @@ def test_cost_is_shown_as_text(run: Run, market: Api) -> None:
 
     assert shown.exit_code == 0, shown.output
     for line in ("spent       0.1000 USD of 5", "saved       0.3000 USD (75%)",
-                 "idle        0.1000 USD, 6 m"):  # fmt: skip
+                 "idle        0.1000 USD, 6 min"):  # fmt: skip
         assert line in shown.stdout
     assert json.loads(run("cost", job, "--json").stdout)["job"] == job
 

@@ -30,10 +30,10 @@ from vcasgd.client.sweep import (
     member_name,
     sample,
 )
-from vcasgd.errors import Conflict, SpecError
+from vcasgd.errors import Conflict, SpecError, VcasgdError
 from vcasgd.spec.job import JobSpec
 from vcasgd.spec.sections import Metric
-from vcasgd.store.ledger.job import JobState
+from vcasgd.store.ledger.job import JobRecord, JobState
 from vcasgd.store.ledger.leases import Lease, WorkKind
 
 #: Seconds between two evaluations of a job; several looks of a sweep.
@@ -105,11 +105,21 @@ def training(api: Api, stopping: float | None = None) -> Iterator[None]:
     """
     ended = threading.Event()
 
+    def active() -> dict[str, JobRecord]:
+        jobs = api.jobs.all(tuple(state for state in JobState if not state.over))
+        return {job.id: job for job in jobs}
+
     def work() -> None:
         while not ended.wait(STEP_SECONDS):
-            for job in api.jobs.all(tuple(state for state in JobState if not state.over)):
-                if not job.evaluations or job.spec.args["lr"] != stopping:
+            for job in active().values():
+                if job.evaluations and job.spec.args["lr"] == stopping:
+                    continue
+                try:
                     _advance(api, job.id, job.spec, len(job.evaluations), job.state)
+                except (AssertionError, VcasgdError):
+                    # The test may have canceled or deleted it meanwhile.
+                    if job.id in active():
+                        raise
 
     with ThreadPoolExecutor(1) as pool:
         running = pool.submit(work)
