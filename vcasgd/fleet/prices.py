@@ -47,7 +47,7 @@ MAX_PRICE = 1e6
 
 
 def is_price(usd: float) -> bool:
-    """Return False for no number, nothing, or less, with which a machine would use up no budget."""
+    """Return False for NaN, 0, and less: such a machine would use up no budget."""
     return 0 < usd <= MAX_PRICE
 
 
