@@ -34,7 +34,7 @@ from vcasgd.store.connection import (
 pytestmark = pytest.mark.both_servers
 
 
-def test_a_server_starts_in_a_folder_of_any_name(tmp_path: Path) -> None:
+def test_a_server_starts_in_a_folder_with_spaces_and_quotes(tmp_path: Path) -> None:
     server = RedisServer(tmp_path / 'é "1" #2 50%25', durable=True)
     try:
         with connect(server.files.nearest_url) as near:

@@ -24,6 +24,8 @@ from vcasgd.schemas.joining import JoinRequest
 from vcasgd.spec.values import parse_duration
 from vcasgd.steady_time import boot_time
 
+#: Share of the limit of a silence for which a pause between two looks counts at most.
+PAUSE_SHARE = 0.25
 _HOURS = re.compile(r"(\d{1,2})(?::(\d\d))?-(\d{1,2})(?::(\d\d))?")
 _TIME = re.compile(r"(\d{1,2}):(\d\d)")
 _MINUTE = timedelta(minutes=1)
@@ -93,15 +95,11 @@ class Availability:
         return min((each for each in ends if each is not None), default=None)
 
 
-#: Most of the limit for which a pause between two looks counts.
-PAUSE_SHARE = 0.25
-
-
 class StackSilence:
     """Time since the last answer of the stack, and how long it may be.
 
-    A longer pause between two looks, as of a frozen process or outside of the schedule, is no
-    silence of the stack's.
+    A longer pause between two looks counts for :data:`PAUSE_SHARE` of the limit: the machine was
+    frozen or outside of its schedule, and the stack may have been there.
     """
 
     def __init__(self, limit: timedelta | None = None) -> None:
