@@ -1,5 +1,5 @@
 import { SegmentedControl, Select, Skeleton } from "@mantine/core";
-import { useCallback, useState } from "react";
+import { Fragment, useCallback, useState } from "react";
 import { Link, useSearchParams } from "react-router";
 import { useSeveral } from "../api/jobs";
 import type { Job, MetricPoint } from "../api/types";
@@ -220,12 +220,21 @@ function ComparedTable({ compared }: { compared: Compared[] }) {
   );
 }
 
+/** The name of a setting, which may be broken after each of its words. */
+const broken = (name: string) =>
+  [...name.matchAll(/[^._]+[._]*/g)].map(({ 0: word, index: start }) => (
+    <Fragment key={start}>
+      {word}
+      <wbr />
+    </Fragment>
+  ));
+
 function Rows({ rows, jobs, setting }: { rows: Row<string>[]; jobs: Job[]; setting?: boolean }) {
   return (
     <tbody>
       {rows.map(({ name, values }) => (
         <tr key={name}>
-          <th scope="row">{setting ? <code>{name}</code> : name}</th>
+          <th scope="row">{setting ? <code>{broken(name)}</code> : name}</th>
           {jobs.map((job, index) => (
             <td key={job.id}>{values[index] ?? DASH}</td>
           ))}
