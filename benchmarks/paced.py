@@ -127,8 +127,8 @@ HEADS = (
 )
 #: Rounds that are measured at least; one lasts up to 25 s on slow links.
 MIN_ROUNDS = 6
-#: Steps of a plain loop before it is measured, and while it is.
-WARM_STEPS, PLAIN_STEPS = 10, 200
+#: Steps of a plain loop before it is measured, and seconds at its pace while it is.
+WARM_STEPS, PLAIN_SECONDS = 10, 20.0
 
 
 @dataclass(frozen=True)
@@ -218,7 +218,8 @@ def _plain_rate(row: Row, batch_size: int, meeting: Path | None, rank: int) -> f
         init_process_group("gloo", init_method=f"file://{meeting}", rank=rank, world_size=row.ranks)
         model = DistributedDataParallel(model)
     optimizer = task.optimizer(list(model.parameters()))
-    steps = WARM_STEPS + min(PLAIN_STEPS, int(10_000 / row.step_ms))
+    # Processes that average gradients make the same number of steps.
+    steps = WARM_STEPS + int(PLAIN_SECONDS * row.pace / row.processes / batch_size)
     batches = islice(DataLoader(task.dataset("train"), batch_size, shuffle=True), steps)
     started = 0.0
     for step, batch in enumerate(batches):
