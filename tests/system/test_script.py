@@ -160,7 +160,7 @@ def test_the_scripts_own_scheduler_is_sampled(scripts: Scripts) -> None:
     scheduler = (
         "optimizer = torch.optim.SGD(model.parameters(), lr=1.0)\n"
         "scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda n: (0.25, 1)[n > 0])\n"
-        "session = vcasgd.Session(model, optimizer, schedule=scheduler, schedule_steps=4)\n"
+        "session = vcasgd.Session(model, optimizer, scheduler, schedule_steps=4)\n"
     )
     first, last = HEAD.split("session = ")
     code = f"{first}{scheduler}{last.split(chr(10), 1)[1]}{OWN_LOOP}    scheduler.step()\n"
