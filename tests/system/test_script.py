@@ -363,6 +363,17 @@ def test_a_script_without_a_first_batch_is_no_task(
     assert "vcasgd/session/script.py" not in caught.value.traceback
 
 
+def test_an_argument_that_a_script_does_not_have_is_named(scripts: Scripts) -> None:
+    code = "from argparse import ArgumentParser\nArgumentParser().parse_args()\n"
+
+    with pytest.raises(
+        TaskImportError, match=r"args: train\.py: unrecognized.*: --lrr 4"
+    ) as caught:
+        scripts.learner(code, lrr=4)
+
+    assert caught.value.details["field"] == "args"
+
+
 def test_a_script_without_an_evaluation_is_no_task(scripts: Scripts) -> None:
     with pytest.raises(SpecError, match=r"no evaluation \(decorate a function with @session"):
         scripts.learner(HEAD.replace("@session.evaluation(data)", "") + LOOP)

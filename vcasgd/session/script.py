@@ -15,12 +15,14 @@ import sqlite3
 import sys
 import threading
 from abc import abstractmethod
+from argparse import ArgumentParser
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from queue import SimpleQueue
+from traceback import walk_tb
 from typing import Any
 
 import torch
@@ -385,8 +387,15 @@ class LoopInThread(LoopTask):
                 "session.loader(dataset); of a Trainer, name a TrainerTask or a ModuleTask as task",
                 field="task",
             )
+        if refused := _refused_arguments(error):
+            return TaskImportError(
+                f"args: {self.name}: {refused}",
+                remedy="write the option --lr 0.1 as args: {lr: 0.1}",
+                field="args",
+            )
         return TaskImportError(
             f"task: {self.name} can't be run: {type(error).__name__}: {error}",
+            remedy="vcasgd logs has what it printed" if isinstance(error, SystemExit) else None,
             field="task",
             traceback=user_traceback(error),
         )
@@ -457,6 +466,13 @@ class LoopInThread(LoopTask):
             # Scripts end with sys.exit(main()).
             if left.code:
                 raise
+
+
+def _refused_arguments(error: BaseException) -> str:
+    """Return what :mod:`argparse` printed if it has ended a script; else an empty text."""
+    frames = (frame for frame, _ in walk_tb(error.__traceback__))
+    called = (each.f_locals for each in frames if each.f_code is ArgumentParser.error.__code__)
+    return next((str(each["message"]) for each in called), "")
 
 
 class ScriptTask(LoopInThread):
